@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from lightning_fl.cli.options import Folder
 from lightning_fl.core.errors import ConfigurationError, listed
 from lightning_fl.core.escaping import csv_table, markdown, markdown_code
+from lightning_fl.core.metrics import left_out
 from lightning_fl.files.atomic import write_whole
 from lightning_fl.files.names import file_names
 
@@ -69,7 +70,7 @@ def compare(
     if differences and not force:
         more = len(differences) - _MOST_DIFFERENCES
         text = "; ".join(differences[:_MOST_DIFFERENCES]) + (f"; and {more} more differences" if more > 0 else "")
-        raise ConfigurationError(f"these runs are not comparable: {text}. Give runs on the same data, or add --force.")
+        raise ConfigurationError(f"these runs are not comparable: {text}. Leave out those that differ, or add --force.")
     metrics = list(metric) or [default_comparison_metric(groups, split)]
     frame = comparison_table(groups, metrics, split, reference=over, baseline=baseline)
     settings = recipe_lines(groups)
@@ -79,6 +80,12 @@ def compare(
         patterns = ("table.*", "clients.csv", *(f"{figure}_*.png" for figure in _FIGURES))
         if present := sorted(path.name for pattern in patterns for path in out.glob(pattern)):
             raise ConfigurationError(f"{out} has {', '.join(present)} already: choose another, or add --overwrite.")
+    differences += dict.fromkeys(
+        f"{label}: {line}"
+        for label, of_row in groups.items()
+        for run in of_row
+        for line in left_out({name: run.metric(name, split).clients for name in metrics})
+    )
     _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=out is not None)
     to_terminal(frame, warnings=differences)
     if settings:

@@ -43,7 +43,7 @@ def _show(card: Card) -> None:
         "citation": card.citation,
         "note": card.note,
         "address": _address(card),
-        "found": _whereabouts(card),
+        "status": _whereabouts(card),
         "card": str(card.path),
     }
     for key, text in lines.items():
@@ -77,9 +77,9 @@ def _whereabouts(card: Card) -> str:
     try:
         place, _, accepted, verified = _find(card, fetch=False)
     except DataError:
-        standin = ", a stand-in is" if card.standin else ""
+        standin = "; a stand-in is available" if card.standin else ""
         fetch = f"lightning-fl datasets {card.name} --fetch" if card.can_be_fetched else "to be fetched by hand"
-        return f"not here{standin}; {fetch}"
+        return f"not found{standin}; {fetch}"
     return f"here: {place}" + (" (its sum is not one of the card's)" if accepted and not verified else "")
 
 
@@ -89,7 +89,7 @@ def _is_fault(card: Card, named: bool, fetch: bool, check: bool) -> bool:
         place, sha256, accepted, verified = _find(card, fetch=fetch)
     except DataError as error:
         missed = named or (fetch and card.can_be_fetched)
-        print(f"{card.name}: {error if missed else 'not here'}")
+        print(f"{card.name}: {error if missed else 'not found'}")
         return missed
     if verified:
         verdict = ", sha256 as in the card" if accepted else ", nothing to compare"

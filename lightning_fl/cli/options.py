@@ -10,6 +10,9 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 import docstring_parser
 from jsonargparse import ArgumentParser, Namespace
 
+from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.validation import Count, faults_of
+
 
 class Word(NamedTuple):
     """Metadata of an annotation: how a word of the command line is called, and its value if it may be left out."""
@@ -21,7 +24,7 @@ class Word(NamedTuple):
 File = Annotated[Path, Word("FILE")]
 Folder = Annotated[Path, Word("DIR")]
 Run = Annotated[Path, Word("RUN")]
-Number = Annotated[int, Word("N")]
+Number = Annotated[Count, Word("N")]
 
 #: Meanings of parameters that several commands have.
 _SHARED = {
@@ -29,7 +32,7 @@ _SHARED = {
     "force": "replace the file if it exists",
     "model": "a client's name; shared or shared_K; best (default: the shared model)",
     "trust": "allow the run's config.yaml to name classes outside lightning_fl, which executes their code",
-    "accelerator": "cpu, cuda or auto",
+    "accelerator": "device: cpu, cuda or auto",
 }
 #: Options with another name than their parameter.
 _FLAGS = {"others": "with", "rows": "chunk_rows", "to_folder": "to-folder", "dry_run": "dry-run", "from_": "from"}
@@ -64,6 +67,10 @@ def add_options(parser: ArgumentParser, function: Callable[..., int]) -> None:
 def call(function: Callable[..., int], config: Namespace) -> int:
     """Call a command's function with the options that a parser of :func:`add_options` found."""
     given = {name: value.expanduser() if isinstance(value, Path) else value for name, value in vars(config).items()}
+    ranges = {one.name: one.annotation for one, _ in _parameters(function)}
+    flags = {name: f"--{_FLAGS.get(name, name)}" for name in ranges}
+    if faults := [one for name, flag in flags.items() for one in faults_of({flag: ranges[name]}, {flag: given[name]})]:
+        raise ConfigurationError(" ".join(faults))
     for name, hint in get_type_hints(function).items():
         if isinstance(hint, type) and is_dataclass(hint):
             given[name] = hint(**{one.name: given.pop(one.name) for one in fields(hint)})
@@ -83,10 +90,9 @@ def _parameters(described: Callable[..., Any]) -> Iterator[tuple[inspect.Paramet
 
 
 def _split(annotation: Any) -> tuple[Any, Word | None]:
-    """An annotation without the :class:`Word` among its metadata, and this."""
+    """An annotation without its metadata, if a :class:`Word` is among them, and this. :func:`call` checks ranges."""
     if get_origin(annotation) in (Union, UnionType):
         parts, words = zip(*map(_split, get_args(annotation)), strict=True)
         return Union[parts], next(filter(None, words), None)  # noqa: UP007
-    if get_origin(annotation) is Annotated and isinstance(annotation.__metadata__[0], Word):
-        return annotation.__origin__, annotation.__metadata__[0]
-    return annotation, None
+    word = next((one for one in getattr(annotation, "__metadata__", ()) if isinstance(one, Word)), None)
+    return annotation.__origin__ if word else annotation, word

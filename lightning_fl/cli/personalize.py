@@ -2,12 +2,14 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from annotated_types import Ge, Lt
 from rich.text import Text
 
-from lightning_fl.cli.options import File, Run
+from lightning_fl.cli.options import File, Run, Word
 from lightning_fl.core.escaping import terminal
+from lightning_fl.core.validation import Seed
 from lightning_fl.data.source import STAND_IN
 from lightning_fl.inference.trained_run import TrainedRun, check_out
 from lightning_fl.runtime.table import Column, Table, Value, metric_column, number_value, print_table
@@ -24,9 +26,9 @@ def personalize(
     file: File,
     *,
     out: File | None = None,
-    holdout: float = 0.5,
+    holdout: Annotated[float, Word("SHARE"), Ge(0), Lt(1)] = 0.5,
     monitor: str | None = None,
-    seed: int | None = None,
+    seed: Annotated[Seed, Word("N")] | None = None,
     force: bool = False,
     trust: bool = False,
     accelerator: str = "auto",

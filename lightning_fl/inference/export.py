@@ -160,8 +160,7 @@ def _metadata(run: TrainedRun, dataset: str, title: str, evaluated: Mapping[str,
 
 
 def _data_facts(data: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Any]:
-    sizes = data.get("client_sizes", {})
-    totals = ", ".join(f"{sum(of)} {split}" for split, of in sizes.items() if of)
+    totals = ", ".join(f"{sum(of)} {split}" for split, of in data.get("client_sizes", {}).items() if of)
     partitioner = data.get("partitioner")
     return {
         "Data": data.get("title") or data.get("name"),

@@ -55,7 +55,6 @@ class PredictionOptions:
     def check_models(self, count: int) -> None:
         """Refuse options that do not apply to ``count`` models."""
         if self.spread and self.mc_dropout is None and count < 2:
-            options = "--with RUN, --mc_dropout N, or --model all where clients have different models"
-            raise ConfigurationError(f"--spread needs several models: add {options}.")
+            raise ConfigurationError("--spread needs several models: add --with RUN, --mc_dropout N, or --model all.")
         if self.interval is not None and count > 1:
             raise ConfigurationError(f"--interval needs a single model, not {count}: choose one with --model.")

@@ -223,8 +223,7 @@ def _load(trainer: FederatedTrainer, path: Path) -> Weights:
 def _mixture(trainer: FederatedTrainer, shared: Sequence[Path], shares: Sequence[float]) -> Weights:
     """``sum_k s_k w_k / sum_k s_k`` over the models with positive share."""
     chosen = [(path, share) for path, share in zip(shared, shares, strict=True) if share > 0]
-    reference = _load(trainer, chosen[0][0])
-    total = WeightedSum(reference)
+    total = WeightedSum(_load(trainer, chosen[0][0]))
     for path, share in chosen:
         try:
             total.add_(_load(trainer, path), share)

@@ -1,7 +1,6 @@
 """Predictions for new samples as a table: the input columns, then the predictions of a run's models."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,8 +121,7 @@ class RunPredictor:
         """Predict in chunks, in the order of the rows.
 
         Args:
-            source: a CSV file, ``-`` for standard input, a table, or a list of SMILES; a folder or ``.npz`` file of
-                images.
+            source: a CSV file, ``-`` for standard input, a table, a list of SMILES, or images in a folder or ``.npz``.
 
         Yields:
             All input columns, the predictions of each target, and ``error``, empty if there is a prediction. A name
@@ -140,8 +138,12 @@ class RunPredictor:
         with self.run.reading_record() as record:
             for number, chunk in enumerate(self._data.unlabelled_data(source, record, reading)):
                 first_error = first_error or next(iter(chunk.errors.values()), "")
-                with _threads(self._num_threads):  # not while the caller has the last table
+                before = torch.get_num_threads()
+                try:  # not while the caller has the last table
+                    torch.set_num_threads(self._num_threads or before)
                     columns = self._predict(chunk, number) if chunk.kept else {}
+                finally:
+                    torch.set_num_threads(before)
                 if names is None:
                     if not columns:
                         waiting.append(chunk)
@@ -208,8 +210,7 @@ def predict(run: str | Path, samples: NewSamples, **options: Any) -> "pd.DataFra
         **options: of :class:`~lightning_fl.inference.options.PredictionOptions`, such as ``model`` and ``interval``.
 
     Returns:
-        The input columns, the predictions under the targets' names (``TARGET_predicted`` if the samples have that
-        column), and ``error``.
+        The input columns, predictions by the targets' names (``TARGET_predicted`` where that is taken), and ``error``.
 
     Raises:
         ConfigurationError, CheckpointError: as :class:`RunPredictor`.
@@ -227,16 +228,6 @@ def predict(run: str | Path, samples: NewSamples, **options: Any) -> "pd.DataFra
     if isinstance(samples, pd.DataFrame):
         table.index = samples.index
     return table
-
-
-@contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(number or before)
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _filled(values: np.ndarray | None, kept: np.ndarray, count: int) -> np.ndarray:
@@ -280,8 +271,7 @@ class _TrainingSimilarity:
             fingerprint = _fingerprint(text)
             for client, known in enumerate(self._clients.values()):
                 found[client, place] = max(BulkTanimotoSimilarity(fingerprint, known), default=0.0)
-        nearest = found.max(dim=0).values.numpy()
-        return dict(zip(self.columns, [nearest, *(row.numpy() for row in found)], strict=False))
+        return dict(zip(self.columns, [found.max(dim=0).values.numpy(), *(row.numpy() for row in found)], strict=False))
 
 
 def _fingerprint(smiles: str) -> Any:

@@ -66,8 +66,7 @@ class TrainedRun(FinishedRun):
         folder, count = self.folder / "models", self.summary.get("num_models")
         found = {int(match[1]) for path in folder.glob("*") if (match := _SHARED.fullmatch(path.name))}
         if not found:
-            keep = "trainer.enable_checkpointing and ModelCheckpoint.save_models"
-            raise ConfigurationError(f"{folder} has no shared_*.ckpt: train with {keep}.")
+            raise ConfigurationError(f"{folder} has no shared_*.ckpt: train with ModelCheckpoint.save_models.")
         models = [folder / f"shared_{number}.ckpt" for number in range(count or max(found) + 1)]
         for path in models:
             if not path.is_file():
@@ -102,8 +101,7 @@ class TrainedRun(FinishedRun):
     def refuse_personal_layers(self, remedy: str) -> None:
         """Refuse to use shared models with untrained personal layers; ``remedy`` ends the message."""
         if (layers := self.personal_layers) is not None:
-            what = f"the layers {layers} of the shared models are untrained, each client has its own"
-            raise ConfigurationError(f"{what} (PersonalLayers): {remedy}.")
+            raise ConfigurationError(f"PersonalLayers: the layers {layers} of shared models are untrained: {remedy}.")
 
     @contextmanager
     def reading_record(self) -> Iterator[dict[str, Any]]:
@@ -154,6 +152,8 @@ def check_out(out: Path, run: Path, *reads: Path, named: bool, replace: bool) ->
     own = whole.is_relative_to(folder) and whole.relative_to(folder).parts[:1]
     if (own and own[0] in _OF_A_RUN) or whole in [path.resolve() for path in reads]:
         raise ConfigurationError(f"{out} is an input: choose another file with --out.")
+    if out.is_dir():
+        raise ConfigurationError(f"{out} is a folder: name a file with --out.")
     if out.exists() and not replace:
         raise ConfigurationError(f"{out} exists: choose another file with --out, or replace it with --force.")
     if not named:

@@ -92,8 +92,7 @@ def interval_columns(outputs: Outputs, widths: Sequence[float], naming: Naming) 
 
 def spread_columns(spread: Outputs, naming: Naming) -> dict[str, np.ndarray]:
     """``COLUMN_std`` for every numeric column."""
-    found = model_columns(spread, naming)
-    return {f"{name}_std": values for name, values in found.items() if values.dtype.kind == "f"}
+    return {f"{name}_std": values for name, values in model_columns(spread, naming).items() if values.dtype.kind == "f"}
 
 
 def total_spread(members: Sequence[Sequence[Outputs]]) -> Outputs:

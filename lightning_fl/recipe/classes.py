@@ -35,11 +35,16 @@ def find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] | 
         if not all(part.isidentifier() for part in name.split(".")):
             return "not the name of a class; give a class of your own with its module, as in my_package.MyClass"
         try:
-            return getattr(import_module(module), last)
-        except AttributeError:
-            return f"the module {module} has no {last}{did_you_mean(last, dir(import_module(module)))}"
+            imported = import_module(module)
         except Exception as error:  # anything that a module of the user raises
-            return f"it cannot be imported ({type(error).__name__}: {error})"
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            where = "; classes and paths are searched in the working directory: run in the recipe's folder"
+            hint = where if missing and f"{module}.".startswith(f"{missing}.") else ""
+            return f"it cannot be imported ({type(error).__name__}: {error}){hint}"
+        if hasattr(imported, last):
+            return getattr(imported, last)
+        place = getattr(imported, "__file__", None) or "a built-in module"
+        return f"the module {module} has no {last}{did_you_mean(last, dir(imported))}; it is {place}"
     known = {cls.__name__: cls for base in bases for cls in subclasses(base)}
     if name in known:
         return known[name]

@@ -71,7 +71,7 @@ def _explain(error: Exception) -> tuple[int, str]:
 
 
 def _hint() -> str:
-    return "" if os.environ.get("LIGHTNING_FL_DEBUG") == "1" else "\nLIGHTNING_FL_DEBUG=1 shows where in the code."
+    return "" if os.environ.get("LIGHTNING_FL_DEBUG") == "1" else " LIGHTNING_FL_DEBUG=1 shows where in the code."
 
 
 def federated_cause(error: BaseException | None) -> FederatedError | None:

@@ -7,22 +7,26 @@ from typing import Any
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import read_yaml
 
+_SECTIONS = ("trainer", "model", "data")
+
 
 def load_recipe(path: Path) -> dict[str, Any]:
-    """Read a recipe. Texts that were in quotes are marked, since the parser reads others as YAML once more."""
+    """Read a recipe without its empty sections, which change nothing.
+
+    Texts that were in quotes are marked, since the parser reads others as YAML once more.
+    """
     content = read_yaml(path, mark_quoted=True)
     if not isinstance(content, dict):
         found = "is empty" if content is None else f"contains a {type(content).__name__}"
         raise ConfigurationError(f"{path} {found}: a recipe has the keys seed_everything, trainer, model and data.")
-    return content
+    return {key: value for key, value in content.items() if value is not None or key not in _SECTIONS}
 
 
 def flat_settings(value: object, path: str = "", without: Collection[str] = ()) -> Iterator[tuple[str, Any]]:
     """Settings of a recipe by their dotted path.
 
     A class is stored under its owner's path, its arguments below that, and the entries of a list of classes under
-    their class's name: ``model``, ``model.hidden_dim``, ``trainer.callbacks.LocalMixup.alpha``. A list of plain values
-    is one setting.
+    their class's name: ``trainer.callbacks.LocalMixup.alpha``. A list of plain values is one setting.
 
     Args:
         value: the recipe.

@@ -9,7 +9,9 @@ import sys
 from argparse import Action
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from importlib import import_module
+from inspect import Parameter
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -51,6 +53,11 @@ class CommandParser(ArgumentParser):
     def __init__(self, command: str = "", **kwargs: Any) -> None:
         settings = {"prog": f"lightning-fl {command}", "exit_on_error": False, "allow_abbrev": False} if command else {}
         super().__init__(formatter_class=_Formatter, **settings, **kwargs)
+
+    def _add_signature_parameter(self, container: Any, nested_key: Any, param: Any, *args: Any, **kwargs: Any) -> None:
+        if param.annotation is param.default is Parameter.empty:  # else it is not required, and None
+            param = replace(param, annotation=Any)
+        super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)
 
 
 class _Formatter(DefaultHelpFormatter):

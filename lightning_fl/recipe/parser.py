@@ -2,7 +2,8 @@
 
 Recipes follow the conventions of LightningCLI: ``seed_everything``, ``trainer``, ``model``, ``data`` and
 ``ckpt_path``; classes by ``class_path`` and ``init_args``, with short names for those of this package. Of several
-``--config`` the later one has priority, and single options have priority over all of them, in any order.
+``--config`` the later one has priority, and single options have priority over all of them, in any order. An empty
+section of a recipe (``trainer:`` and nothing below) changes nothing.
 """
 
 import os
@@ -116,7 +117,8 @@ def class_bases() -> dict[str, list[type]]:
     """The keys that hold a class, with its base classes, see :class:`Keys`. Imports torch."""
     from lightning.fabric.loggers.logger import Logger
     from lightning.pytorch import Callback as LightningCallback
-    from lightning.pytorch import LightningModule
+    from lightning.pytorch import LightningDataModule, LightningModule
+    from torch.utils.data import DataLoader, Dataset
 
     from lightning_fl.callbacks import BiddingPolicy, Callback
     from lightning_fl.data import Division, FederatedDataModule, Partitioner
@@ -127,6 +129,7 @@ def class_bases() -> dict[str, list[type]]:
         "data": [FederatedDataModule],
         "data.partitioner": [Partitioner],
         "data.division": [Division],
+        "data.datamodules": [Dataset, DataLoader, LightningDataModule],
         "trainer.callbacks": [LightningCallback, Callback],
         "trainer.callbacks.policy": [BiddingPolicy],
         "trainer.callbacks.policies": [BiddingPolicy],

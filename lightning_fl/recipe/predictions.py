@@ -64,8 +64,7 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
 
     Args:
         dataset: n samples; indices of a ``Subset`` are those of its data set. ``None`` for several loaders or a stream.
-        batches: outputs of ``predict_step`` in the order of the samples: tensors [B] or [B, T], or dicts of them, each
-            with a row per sample.
+        batches: outputs of ``predict_step`` in the order of the samples: tensors [B] or [B, T], or dicts of them.
 
     Returns:
         Columns ``index``; ``smiles`` if the data set has them; ``target``; ``prediction`` (or the keys of the dicts).

@@ -76,7 +76,8 @@ def choose_processes(
     an accelerator, in a process that runs nothing but the command.
     """
     strategy = trainer.strategy
-    if strategy.root_device.type == "cuda" or not _owns_process(words) or not strategy.can_fork:
+    owned = sys.argv[1:] == ["fit", *words] and multiprocessing.parent_process() is None
+    if strategy.root_device.type == "cuda" or not owned or threading.active_count() > 1 or not strategy.can_fork:
         return None
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch's optimisers would open a GPU to ask whether it is captured
     if devices != "auto":
@@ -93,13 +94,6 @@ def choose_processes(
     why = f"there are {cores} cores and the model is small ({size:,} parameters)"
     advice = "--trainer.devices 1 keeps to one; the results are the same."
     return f"{processes} processes of one thread each{whom}: {why}. {advice}"
-
-
-def _owns_process(words: Sequence[str]) -> bool:
-    """Whether this process runs nothing but the command: not a child, no other thread."""
-    return (
-        sys.argv[1:] == ["fit", *words] and multiprocessing.parent_process() is None and threading.active_count() == 1
-    )
 
 
 def _hyperparameters(config: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

@@ -45,7 +45,7 @@ def collect_settings(options: Sequence[tuple[str, str]], keys: Keys) -> dict[str
 
     A mapping is merged where it is a group of keys or an entry for a class, and replaces the earlier value elsewhere,
     as a list does. A key that ends with ``+`` adds to a list. A class replaces another one and keeps the arguments
-    that both accept.
+    that both accept. A wrong value stays where a group or a class's arguments would be merged into it, to be reported.
     ``options`` are pairs of a name without dashes and a text; ``config`` is a recipe.
     """
     merge = _Merge(keys)
@@ -117,7 +117,10 @@ class _Merge(NamedTuple):
             return [*before[:-1], self.merged(before[-1] if before else None, value, place)]
         if _has_class(before) or _has_class(value) or (place in self.keys.bases and (nested or before is not None)):
             return self.merged_class(before, value, place)
-        if isinstance(value, Mapping) and (nested or self.keys.below(place)):
+        is_group = bool(self.keys.below(place))
+        if isinstance(value, Mapping) and (nested or is_group):
+            if is_group and not isinstance(before, Mapping | None):
+                return before
             tree = dict(before) if isinstance(before, Mapping) else {}
             self.update(tree, value, place)
             return tree
@@ -130,12 +133,16 @@ class _Merge(NamedTuple):
             value = {"class_path": value}
         if not isinstance(value, Mapping):
             return value
+        arguments = earlier.get("init_args") or {}
+        if not isinstance(arguments, Mapping) or (
+            isinstance(value, _Nested) and not isinstance(before, str | Mapping | None)
+        ):
+            return before
         if not any(key in CLASS_KEYS for key in value):
             if not isinstance(value, _Nested) and "class_path" not in earlier:
                 return value
             value = {"init_args": value}
-        entry = dict(earlier)
-        arguments = dict(entry["init_args"]) if isinstance(entry.get("init_args"), Mapping) else {}
+        entry, arguments = dict(earlier), dict(arguments)
         name = value.get("class_path")
         if isinstance(name, str) and name.rpartition(".")[2] != str(entry.get("class_path")).rpartition(".")[2]:
             arguments = dict(self.arguments_kept(arguments, name, place))

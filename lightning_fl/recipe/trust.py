@@ -49,7 +49,8 @@ def own_classes_only(place: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if denied := _denied(error):
+        text = next((str(each) for each in chain(error) if "import path denylist" in str(each)), "")
+        if denied := text.partition("Importing '")[2].partition("'")[0]:
             raise ConfigurationError(_refusal(place, denied)) from error
         raise
     finally:
@@ -69,12 +70,6 @@ def _class_paths(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for part in value:
             yield from _class_paths(part)
-
-
-def _denied(error: BaseException | None) -> str | None:
-    """The import that was denied to the parser, if that is why it failed."""
-    text = next((str(each) for each in chain(error) if "import path denylist" in str(each)), None)
-    return None if text is None else text.partition("Importing '")[2].partition("'")[0]
 
 
 def _refusal(place: str, name: str) -> str:

@@ -208,8 +208,9 @@ def _worth(results: Results, chosen: str, clients: Mapping[str, Interval]) -> li
     if found.verdict == "undecided" and (needed := seeds_needed(found)):
         seeds += f"; about {needed} would decide a difference of this size"
     return [
-        f"Is federating worth it? {_answer(found)} {results.metric} over training alone by {title(chosen)}, the best"
-        f" way on validation data (here on test data, mean over clients, {seeds}).",
+        f"Is federating worth it? {_answer(found)} {results.metric} over training alone by {title(chosen)}, the"
+        f" simplest way within one standard error of the best on validation data (here on test data, mean over clients,"
+        f" {seeds}).",
         f"For which clients? Each by its own interval: {_by_verdict(clients)}.",
         *how,
     ]

@@ -78,8 +78,10 @@ class Advisor:
         left_out = {arm: reason for arm, way in ARMS.items() if many and way.pairs}
         arms = {arm: way for arm, way in ARMS.items() if arm not in left_out and (self.pooled or arm != POOLED)}
         results, runs = self._run(arms)
-        if without := dict(self._without_suspects(runs)):
-            arms |= without
+        if aside := [self.clients[number] for number in suspects(_structures(runs))]:  # others use them least
+            for client in aside:
+                never = class_entry("ClientArrivals", rounds={client: self.max_rounds + 1})
+                arms[WITHOUT + client] = Way(title(WITHOUT + client), [never])
             results, runs = self._run(arms)
         results.write(self.out)
         write_markdown(results, self.out)
@@ -174,12 +176,6 @@ class Advisor:
             runner, commit = self.runner(waiting), self.environment["commit"]
             with StudyDisplay(cells, runner.num_workers) as display:
                 self.signal_number = run_cells(runner, waiting, display, cells, commit, deadline=self.deadline)
-
-    def _without_suspects(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Iterator[tuple[str, Way]]:
-        """Arms that average all clients but one that the others' coalitions and graphs leave aside."""
-        for client in (self.clients[number] for number in suspects(_structures(runs))):
-            never = {client: self.max_rounds + 1}
-            yield WITHOUT + client, Way(title(WITHOUT + client), [class_entry("ClientArrivals", rounds=never)])
 
     def _notes(self, left_out: Mapping[str, str], runs: Sequence[FinishedRun]) -> Iterator[str]:
         yield from (f"Left out: {title(arm)}: {reason}" for arm, reason in left_out.items())

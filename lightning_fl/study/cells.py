@@ -14,7 +14,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -40,6 +40,10 @@ Variant = tuple[str, tuple[tuple[str, str], ...]]
 
 #: Longest name of an arm and place in a folder's name.
 _MAX_NAME_LENGTH = 180
+#: Beginnings of the settings whose texts may name files.
+_NAMES_FILES = ("data", "model", "trainer.callbacks")
+#: A class that is not the package's.
+_OWN_CLASS = re.compile(r"(?!lightning_fl\.)[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 @dataclass(eq=False)
@@ -72,7 +76,6 @@ class Cell:
 
     @property
     def log(self) -> Path:
-        """File of the run's output."""
         return self.folder / "log.txt"
 
     @property
@@ -149,7 +152,6 @@ class Cell:
         return self._run
 
     def resumable(self) -> bool:
-        """Whether it has a checkpoint to continue from."""
         return any((folder / "checkpoints" / "last.ckpt").is_file() for folder in self.versions())
 
     def rounds(self) -> int | None:
@@ -185,7 +187,6 @@ class Cell:
         return found
 
     def record_start(self, resumed: bool, commit: str) -> None:
-        """Record the start of an attempt."""
         self._record({"started": time.time(), "resumed": resumed, "commit": commit})
 
     def record_end(self, seconds: float, exit_code: int) -> None:
@@ -225,12 +226,15 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
             raise ConfigurationError(f"{study.path}, arms.{arm}: {error}") from None
         layers = study.layers(arm, place)
         read = load_recipe(recipe)
-        named = set(_possible_file_names([read, *layers]))
-        root = next((text for key, text in sorted(named) if key == "data_root"), None)
-        names = sorted({text for key, text in named if key != "data_root"})
-        files = {name: found for name in names if (found := checksum(name, root))}
+        named = {(path, text) for layer in (read, *layers) for path, text in _texts(layer)}
+        keyed = {(path.rpartition(".")[2], text) for path, text in named if path.startswith(_NAMES_FILES)}
+        root = next((text for key, text in sorted(keyed) if key == "data_root"), None)
+        names = {text for key, text in keyed if key != "data_root"}
+        classes = {text for _, text in named if _OWN_CLASS.fullmatch(text) and not checksum(text, root)}
+        modules = {text.rpartition(".")[0].replace(".", "/") + ".py" for text in classes}
+        files = {name: found for name in sorted(names | modules) if (found := checksum(name, root))}
         there = [checksum(name, root) is not None for name in names if name in available_cards()]
-        may_stand_in = ("source", "standin") in named or not there or not all(there)
+        may_stand_in = ("source", "standin") in keyed or not there or not all(there)
         for seed in study.run_seeds:
             content = {
                 "recipe": read,
@@ -245,21 +249,19 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
             digest = hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=5).hexdigest()
             parts = [arm, *(f"{axis}={label}" for axis, label in place.items())]
             prefix = ",".join(re.sub(r"[^A-Za-z0-9_.=+-]", "_", part) for part in parts)[:_MAX_NAME_LENGTH]
-            name = f"{prefix},seed={seed}-{digest}"
-            folder = out.absolute() / "cells" / name
+            folder = out.absolute() / "cells" / f"{prefix},seed={seed}-{digest}"
             cells.append(Cell(arm, place, seed, folder, study.split, recipe, layers, content, may_stand_in))
     return cells
 
 
-def _possible_file_names(layers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(Key, text) of all texts in the settings of model, data and callbacks; of a user's class, its file."""
-    for layer in layers:
-        for path, value in flat_settings(layer):
-            if path.startswith(("data", "model", "trainer.callbacks")):
-                key, texts = path.rpartition(".")[2], value if isinstance(value, list) else [value]
-                for text in (text for text in texts if isinstance(text, str)):
-                    module = key == "class_path" and not text.startswith("lightning_fl.")
-                    yield key, text.rpartition(".")[0].replace(".", "/") + ".py" if module else text
+def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted path and text of all texts in a layer; those of a list have its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, list):
+        yield from (found for item in value for found in _texts(item, path))
+    elif isinstance(value, Mapping):
+        yield from (found for key, item in value.items() for found in _texts(item, f"{path}.{key}".lstrip(".")))
 
 
 def _stands_in(run: Path) -> bool:
@@ -277,7 +279,9 @@ def _checksum(out: Path, name: str, data_root: str | None) -> str | None:
         if path.is_file():
             return file_sha256(path)
         if path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
-            return _folder_checksum(path)
+            states = [(str(one.relative_to(path)), one.stat()) for one in sorted(path.rglob("*")) if one.is_file()]
+            listed = "".join(f"{part}\0{state.st_size}\0{state.st_mtime_ns}\n" for part, state in states)
+            return hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
     if name not in available_cards():
         return ""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
@@ -285,12 +289,6 @@ def _checksum(out: Path, name: str, data_root: str | None) -> str | None:
         found = [find_file(card, file, data_root=data_root, allow_download=False) for file in card.files]
         return " ".join(file.sha256 for file in found if not file.verified)
     return None
-
-
-def _folder_checksum(folder: Path) -> str:
-    states = [(str(path.relative_to(folder)), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]
-    listed = "".join(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n" for name, state in states)
-    return hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
 
 
 def _read_json(path: Path) -> object:

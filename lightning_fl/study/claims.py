@@ -130,10 +130,10 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
     differences = []
     missing: dict[str, dict[int, None]] = {}  # a claim may name a quantity twice
     for seed in seeds:
-        total = 0.0
+        parts = []
         for term in claim.terms:
             if term.statistic is None:
-                total += term.coefficient
+                parts.append(term.coefficient)
                 continue
             axes = place | dict(term.axes)
             number = value(term.statistic, term.arm, axes, seed)
@@ -141,8 +141,8 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
                 return None
             if math.isnan(number):
                 missing.setdefault(f"{term.statistic}({cell_name(term.arm, axes)})", {})[seed] = None
-            total += term.coefficient * number
-        if not math.isnan(total):
+            parts.append(term.coefficient * number)
+        if not math.isnan(total := _sum(parts)):
             differences.append(total)
     interval = paired_interval(differences)
     verdict = verdict_of(interval, claim.relation)
@@ -150,6 +150,12 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
     for name, of in missing.items():
         reasons.append(f"no {name} for {'seed' if len(of) == 1 else 'seeds'} {', '.join(map(str, of))}")
     return Answer(claim.text, place, verdict, interval, "; ".join(reasons))
+
+
+def _sum(parts: Sequence[float]) -> float:
+    """The sum, rounded to twelve digits of the largest part: equal decimals give equal sums, and 0 where it is that."""
+    largest = max(map(abs, parts))
+    return round(sum(parts), 12 - math.floor(math.log10(largest))) if 0 < largest < math.inf else sum(parts)
 
 
 def parse_claim(text: str, arms: Sequence[str], grid: Mapping[str, Sequence[str]], percent: bool = False) -> Claim:

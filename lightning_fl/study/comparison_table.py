@@ -139,7 +139,12 @@ def _client_gains(
         return run.gains(metric.name, split) or {}
     if any(run.folder == other.folder for other in reference):
         return {}
-    other = _reference_of(run, reference).metric(metric.name, split)
+    alike = [other for other in reference if same_data(run, other)]
+    same_seed = [other for other in reference if other.seed == run.seed]
+    if not (chosen := [other for other in same_seed if other in alike] or alike or same_seed):
+        seeds = f"its seed {run.seed}, only seeds {', '.join(str(other.seed) for other in reference)}"
+        raise ConfigurationError(f"the reference has no run on the data of {run.folder} and none with {seeds}.")
+    other = chosen[0].metric(metric.name, split)
     if metric.percentiles or other.percentiles:  # not every client is known
         return {}
     return gains(metric.clients, other.clients, metric.higher_is_better)
@@ -204,13 +209,3 @@ def _figures(run: FinishedRun, name: str, split: str, reference: Sequence[Finish
         "rounds": number_or_nan(run.rounds),
         "seconds": number_or_nan(run.seconds),
     }
-
-
-def _reference_of(run: FinishedRun, reference: Sequence[FinishedRun]) -> FinishedRun:
-    """The reference's run on the same data, else with the same seed."""
-    alike = [other for other in reference if same_data(run, other)]
-    same_seed = [other for other in reference if other.seed == run.seed]
-    if chosen := [other for other in same_seed if other in alike] or alike or same_seed:
-        return chosen[0]
-    seeds = f"its seed {run.seed}, only seeds {', '.join(str(other.seed) for other in reference)}"
-    raise ConfigurationError(f"the reference has no run on the data of {run.folder} and none with {seeds}.")

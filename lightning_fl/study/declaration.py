@@ -94,7 +94,6 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The file's stem."""
         return self.path.stem
 
     @property
@@ -104,7 +103,6 @@ class Study:
 
     @property
     def run_arms(self) -> list[str]:
-        """Arms of the current scale."""
         chosen = self.scales[self.scale].arms
         return [arm for arm in self.arms if chosen is None or arm in chosen]
 
@@ -134,10 +132,15 @@ class Study:
         keys = {"arm": arm, **place}
         own = [one["overrides"] for one in self.cells if all(one.get(key, keys[key]) == keys[key] for key in keys)]
         layers = [self.overrides, *of_axes, self.arms[arm].overrides, *own, self.scales[self.scale].overrides]
-        return [layer for layer in _additions_last(layers) if layer]
+        kept, moved = [], []
+        for number, layer in enumerate(layers):
+            replaced = {key for later in layers[number + 1 :] for key in later}
+            late = {key: value for key, value in layer.items() if key.endswith("+") and key[:-1] in replaced}
+            kept.append({key: value for key, value in layer.items() if key not in late})
+            moved.append(late)
+        return [layer for layer in [*kept, *moved] if layer]
 
     def with_seeds(self, seeds: Sequence[int]) -> "Study":
-        """A copy with other seeds."""
         if used := [seed for one in self.chosen for seed in one.seeds if seed in seeds]:
             raise ConfigurationError(f"seed {used[0]}: {self.path} chose its settings by it; run others.")
         scale = replace(self.scales[self.scale], seeds=tuple(seeds))
@@ -162,14 +165,3 @@ class Study:
         if published:
             content["published"] = {"source": self.published.source, "values": published}
         return content
-
-
-def _additions_last(layers: Sequence[Overrides]) -> list[Overrides]:
-    """Layers with every addition to a list (a dotted key with a "+") after the layer that replaces the list."""
-    kept, moved = [], []
-    for number, layer in enumerate(layers):
-        replaced = {key for later in layers[number + 1 :] for key in later}
-        late = {key: value for key, value in layer.items() if key.endswith("+") and key[:-1] in replaced}
-        kept.append({key: value for key, value in layer.items() if key not in late})
-        moved.append(late)
-    return [*kept, *moved]

@@ -123,7 +123,6 @@ class FinishedRun:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the training was interrupted."""
         return bool(self.summary.get("interrupted", False))
 
     @property
@@ -201,8 +200,8 @@ class FinishedRun:
             return pd.DataFrame(columns=["round", "mean", "worst", "megabytes"], dtype=float)
         moved = [f"communication/megabytes_{direction}" for direction in ("sent", "received")]
         wanted = ["step", column, f"{column}/worst", *moved]
-        # A logger may split a round over several rows.
-        by_round = curves.reindex(columns=wanted).groupby("step").last().dropna(subset=column).reset_index()
+        # A logger may split a round over several rows; a test, which may use the same names, follows.
+        by_round = curves.reindex(columns=wanted).groupby("step").first().dropna(subset=column).reset_index()
         frame = by_round.set_axis(["round", "mean", "worst", *moved], axis="columns").astype(float)
         return frame.assign(megabytes=frame[moved].sum(axis="columns", skipna=False)).drop(columns=moved)
 

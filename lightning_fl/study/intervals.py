@@ -77,8 +77,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], c
     """Fieller's confidence interval of a ratio of means, paired (Journal of the Royal Statistical Society B, 1954).
 
     It has the ratios r for which the interval of the mean of numerator - r denominator contains 0: exact for few normal
-    values, where the delta method is not, and bounded only if the interval of the denominators' mean [n] excludes 0;
-    NaN otherwise.
+    values, where the delta method is not; NaN unless the interval of the denominators' mean [n] excludes 0.
     """
     if not (of := paired_interval(denominators, confidence)).low * of.high > 0:
         return Interval(math.nan, math.nan, math.nan, of.n)

@@ -72,7 +72,7 @@ class CellResult:
         except ConfigurationError as error:
             failure = str(error)
         else:
-            higher = found.higher_is_better
+            higher = found.direction
             values |= {name: getattr(found, name) for name in ("mean", "worst", "best", "std")}
             last = run.summary.get("last_rounds", {}).get(cell.split, {}).get(metric, {})
             values |= {name: number_or_nan(last.get(part)) for name, part in _LAST.items()}
@@ -178,7 +178,7 @@ class StudyResults:
 
     @property
     def higher_is_better(self) -> bool | None:
-        """The metric's direction; ``None`` before a cell is done."""
+        """The metric's direction; ``None`` before a cell is done, and if it is unknown."""
         return next((cell.higher_is_better for cell in self.cells if cell.higher_is_better is not None), None)
 
     @property

@@ -32,8 +32,7 @@ _CLAIM_NOTES = (
 def group_cells(results: StudyResults) -> dict[str, dict[str, list[CellResult]]]:
     """Column -> row -> cells of all seeds, in the order of the declaration; a list is empty where nothing is run.
 
-    Columns and rows are named by their labels: "esol, dirichlet". Once there are results, those without any are left
-    out.
+    Columns and rows are named by their labels: "esol, dirichlet". Once there are results, those without are left out.
     """
     layout, labels = results.study.table, {"arm": results.study.run_arms, **results.study.run_grid}
     found: dict[tuple[str, str], list[CellResult]] = {}
@@ -179,7 +178,8 @@ def write_markdown(results: StudyResults, out: Path) -> None:
     if study.chosen:
         parts += ["Settings chosen before, on other seeds:", markdown_table(chosen_columns(study))]
     if results.failed:
-        failed = [f"{cell.name}: {cell.failure} ({cell.log})" for cell in results.failed]
+        logs = {cell.log: f" ({cell.log})" for cell in results.failed if (out / cell.log).is_file()}
+        failed = [f"{cell.name}: {cell.failure}{logs.get(cell.log, '')}" for cell in results.failed]
         parts.append("\n".join(["Failed:", "", *(f"- {markdown(text)}" for text in failed)]))
     write_whole(out / "table.md", "\n\n".join(parts) + "\n")
     parts = [f"# {markdown(study.title)}: claims"]
@@ -199,5 +199,6 @@ def print_results(results: StudyResults, out: Path, console: Console | None = No
         print_table(claims_table(results, numbered=True), console)
     for cell in results.failed:
         console.print(Text(f"failed: {cell.name}: {cell.failure}", "red"))
-        console.print(Text(f"  log: {out / cell.log}"), soft_wrap=True)
+        if (out / cell.log).is_file():
+            console.print(Text(f"  log: {out / cell.log}"), soft_wrap=True)
     console.print(Text(f"study: {out}"), soft_wrap=True)

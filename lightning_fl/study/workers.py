@@ -62,8 +62,7 @@ def run_cells(
 ) -> int | None:
     """Run cells until all have ended, a signal arrives or the time is over; returns the number of the signal.
 
-    The first SIGINT or SIGTERM, or the deadline, lets running cells finish their round and save it; a second signal
-    stops at once.
+    The first SIGINT or SIGTERM, or the deadline, lets cells finish and save their round; a second stops at once.
 
     Args:
         cells: to run; those that another process runs or has finished are skipped.

@@ -45,8 +45,8 @@ def test_an_error_of_the_users_own_constructor_is_named_with_its_place(tiny, com
     code, _, err = command("fit", "--config", "tiny.yaml", "--model", "own_model.Faulty", "--model.size", "7")
     assert code == 2
     assert err == (
-        "error: RuntimeError: no model of size 7 (own_model.py, line 5, in __init__).\n"
-        "error: LIGHTNING_FL_DEBUG=1 shows where in the code.\n"
+        "error: RuntimeError: no model of size 7 (own_model.py, line 5, in __init__)."
+        " LIGHTNING_FL_DEBUG=1 shows where in the code.\n"
     )
 
 
@@ -81,7 +81,8 @@ def test_a_failing_training_step_says_how_to_see_where(tiny, command, monkeypatc
     code, _, err = command("fit", "--config", "tiny.yaml")
     assert code == 2
     assert err.startswith("error: client 0 (assay_0) failed in round 1: RuntimeError: shapes do not match")
-    assert err.endswith("error: LIGHTNING_FL_DEBUG=1 shows where in the code.\n")
+    assert err.endswith(" LIGHTNING_FL_DEBUG=1 shows where in the code.\n")
+    assert err.count("error: ") == 1  # a study shows the last one as the reason
 
 
 def test_a_loss_that_is_not_finite_needs_no_traceback(tiny, command):
@@ -89,3 +90,31 @@ def test_a_loss_that_is_not_finite_needs_no_traceback(tiny, command):
     assert code == 2
     assert "failed in round 1: the training loss is " in err
     assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        (["advise", "fedavg_digits", "--seeds", "0"], "--seeds=0"),
+        (["advise", "fedavg_digits", "--max_rounds", "-1"], "--max_rounds=-1"),
+        (["advise", "fedavg_digits", "--workers", "0"], "--workers=0"),
+        (["predict", "run", "new.csv", "--chunk_rows", "0"], "--chunk_rows=0"),
+        (["personalize", "run", "new.csv", "--holdout", "1.5"], "--holdout=1.5"),
+        (["personalize", "run", "new.csv", "--seed", "-1"], "--seed=-1"),
+    ],
+)
+def test_options_out_of_range_are_named_as_they_were_given(words, flag, command):
+    code, out, err = command(*words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {flag}: must be ")
+
+
+def test_a_folder_is_no_file_to_write(command):
+    for name in ("run", "there"):
+        Path(name).mkdir()
+    Path("run/summary.json").write_text("{}")
+    for words in (["show", "run", "--out", "there"], ["explain", "run", "C", "--out", "there.png", "--force"]):
+        Path("there.png").mkdir(exist_ok=True)
+        code, _, err = command(*words)
+        assert code == 2
+        assert err.startswith(f"error: {words[words.index('--out') + 1]} is a folder")

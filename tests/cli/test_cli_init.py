@@ -3,19 +3,25 @@
 import builtins
 import csv
 import json
+import math
 import os
 import re
 import shlex
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 
 import pandas as pd
 import pytest
+import torch
 from rdkit.Chem import MolFromSmiles, SDWriter
+from torch_geometric.data import Data
 
+from lightning_fl.data import ImageFolders
 from lightning_fl.recipe.file import load_recipe
-from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS
+from lightning_fl.recipe.starters.start import ALGORITHMS, DATA, TASKS, Answers, starter_files
 
 OWN = ["--task", "classification", "--algorithm", "fedavg"]
 FITTING = [(data, task) for data, task in product(DATA, TASKS) if (data, task) != ("images", "regression")]
@@ -141,6 +147,74 @@ def test_an_sdf_has_molecules_already(command):
         "init", "--data", "molecules", *OWN, "--file", "m.sdf", "--target", "active", "--clients", "lab"
     )
     assert (code, err) == (0, "")
+
+
+def test_classes_of_images_are_those_of_the_data_module(command):
+    grey_images("mine")
+    stray = [
+        "mine/logo.png",
+        "mine/a/overview.png",
+        "mine/.thumbs/x/1.png",
+        "mine/b/.thumbs/1.png",
+        "mine/c/p/more/1.png",
+    ]
+    for path in stray:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy("mine/a/p/0.png", path)
+    code, _, err = command("init", "--data", "images", *OWN, "--file", "mine")
+    assert (code, err) == (0, "")
+    recipe = load_recipe(Path("recipe.yaml"))
+    data = ImageFolders(root="mine", size=4)
+    data.setup()
+    assert recipe["model"]["init_args"]["num_outputs"] == len(data.class_names) == 2
+    assert recipe["data"]["init_args"]["channels"] == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "error"),
+    [
+        ("regression", lambda given, wanted: (given - wanted) ** 2),
+        ("classification", lambda given, wanted: math.log1p(math.exp(given)) - given * wanted),
+    ],
+)
+def test_the_loss_of_molecules_is_the_mean_over_known_targets(task, error, monkeypatch):
+    answers = Answers(data="molecules", task=task, algorithm="fedavg")
+    module = ModuleType("written")
+    exec(starter_files(answers)["module.py"], vars(module))
+    model, outputs = module.MyModel(), torch.tensor([[0.5], [-1.0], [2.0]], requires_grad=True)
+    monkeypatch.setattr(model, "forward", lambda batch: outputs)
+    logged = {}
+    monkeypatch.setattr(model, "log", lambda name, value, batch_size: logged.update({name: (float(value), batch_size)}))
+    gap = math.nan
+    for targets in ([1.0, gap, 0.0], [1.0, 1.0, 0.0], [gap, gap, gap]):
+        batch = Data(y=torch.tensor(targets)[:, None])
+        errors = [error(*pair) for pair in zip(outputs[:, 0].tolist(), targets, strict=True) if not math.isnan(pair[1])]
+        mean = sum(errors) / max(1, len(errors))
+        loss = model.loss(batch)
+        assert float(loss) == pytest.approx(mean)
+        (gradient,) = torch.autograd.grad(loss, outputs)
+        assert gradient.isfinite().all()
+        model.evaluate(batch, "val")
+        assert logged["val/loss"] == (pytest.approx(mean), len(errors))
+    if task == "classification":
+        assert logged["val/acc"] == (0.0, 0)
+    with pytest.raises(ValueError, match="censored"):
+        model.loss(Data(y=torch.zeros(3, 1), y_bound=torch.ones(3, 1)))
+
+
+@pytest.mark.slow
+def test_batches_without_a_known_target(command, fresh, quick_pictures):
+    smiles = [f"{'C' * (1 + number % 9)}{'ONS'[number // 9 % 3]}" for number in range(54)]
+    known = ["" if number % 4 else number % 8 // 4 for number in range(54)]
+    gaps = [f"{one},{known[number]},{'aab'[number % 3]}" for number, one in enumerate(smiles)]
+    Path("gaps.csv").write_text("\n".join(["smiles,act,lab", *gaps]) + "\n")
+    words = ["--file", "gaps.csv", "--target", "act", "--clients", "lab"]
+    assert command("init", "--data", "molecules", *OWN, *words)[0] == 0
+    fit = ["fit", "--config", "recipe.yaml", "--trainer.max_rounds", "2", "--data.batch_size", "1"]
+    code, _, err = command(*fit)
+    assert code == 0, err
+    losses = pd.read_csv("runs/version_0/metrics.csv")["train/loss"].dropna()
+    assert len(losses) == 2
 
 
 def test_a_file_is_found_from_another_folder(command):

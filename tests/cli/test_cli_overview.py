@@ -126,12 +126,12 @@ def test_datasets_lists_cards_with_their_whereabouts(command, monkeypatch, tmp_p
     assert code == 0
     assert "freesolv         FreeSolv, hydration free energy of small neutral molecules" in out
     assert "regression, 642 rows, licence: CC BY-NC-SA 4.0" in out
-    assert "not here, a stand-in is; lightning-fl datasets esol --fetch" in out
-    assert "not here; to be fetched by hand" in out  # chembl_ic50 has no address
+    assert "not found; a stand-in is available; lightning-fl datasets esol --fetch" in out
+    assert "not found; to be fetched by hand" in out  # chembl_ic50 has no address
     (tmp_path / "SAMPL.csv").write_text("other")
     monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
     _, out, _ = command("datasets", "freesolv")
-    assert f"found      here: {tmp_path / 'SAMPL.csv'} (its sum is not one of the card's)" in " ".join(
+    assert f"status     here: {tmp_path / 'SAMPL.csv'} (its sum is not one of the card's)" in " ".join(
         out.replace("\n" + " " * 11, " ").split("\n")
     )
     assert "targets    expt [kcal/mol]" in out
@@ -167,9 +167,9 @@ def test_datasets_fetch_says_what_cannot_be_had(command):
     assert code == 1
     assert "esol: delaney-processed.csv of data set esol was not found" in out
     assert "LIGHTNING_FL_OFFLINE" in out
-    assert "chembl_ic50: not here\n" in out  # nothing to fetch it from, and not asked for by name
+    assert "chembl_ic50: not found\n" in out  # nothing to fetch it from, and not asked for by name
     code, out, _ = command("datasets", "--check")
-    assert (code, out.count("not here\n")) == (0, len(available_cards()) - 1)
+    assert (code, out.count("not found\n")) == (0, len(available_cards()) - 1)
     assert "digits: scikit-learn, nothing to compare\n" in out  # always there
 
 
@@ -177,11 +177,11 @@ def test_datasets_shows_images_and_where_they_may_lie(command, monkeypatch, tmp_
     _, out, _ = command("datasets", "mnist")
     assert "images     60,000 for train and 10,000 for test, 28 x 28 pixels, grey" in out
     assert "address    those of torchvision.datasets.MNIST" in out
-    assert "found      not here, a stand-in is; lightning-fl datasets mnist --fetch" in out
+    assert "status     not found; a stand-in is available; lightning-fl datasets mnist --fetch" in out
     _, out, _ = command("datasets", "digits")
     assert "file       none" in out
     assert "address    none needed" in out
-    assert "found      here: scikit-learn" in out
+    assert "status     here: scikit-learn" in out
     code, out, _ = command("datasets", "mnist", "--fetch")
     assert (code, "LIGHTNING_FL_OFFLINE" in out) == (1, True)
     folder = tmp_path / "MNIST" / "raw"
@@ -191,7 +191,7 @@ def test_datasets_shows_images_and_where_they_may_lie(command, monkeypatch, tmp_
             (folder / f"{part}-{content}").write_text(part)
     monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
     _, out, _ = command("datasets", "mnist")
-    assert f"found      here: {tmp_path}" in " ".join(out.split("\n" + " " * 11))
+    assert f"status     here: {tmp_path}" in " ".join(out.split("\n" + " " * 11))
     code, out, _ = command("datasets", "mnist", "--check")
     digest = hashlib.sha256(b"train").hexdigest()
     assert (code, out.startswith(f"mnist: {tmp_path} (MNIST/raw/train")) == (0, True)
@@ -203,13 +203,13 @@ def test_datasets_shows_folders_as_published(command, monkeypatch, tmp_path):
     _, out, _ = command("datasets", "femnist")
     words = " ".join(out.split())
     assert "folder or a folder femnist or femnist/data or data/femnist/data with train/*.json and test/*.json" in words
-    assert "found not here, a stand-in is; to be fetched by hand" in words
+    assert "status not found; a stand-in is available; to be fetched by hand" in words
     for part in ("train", "test"):
         (tmp_path / "femnist" / part).mkdir(parents=True)
         (tmp_path / "femnist" / part / "a.json").write_text("{}")
     monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
     _, out, _ = command("datasets", "femnist")
-    assert f"found here: {tmp_path / 'femnist'} (2 files)" in " ".join(out.split())
+    assert f"status here: {tmp_path / 'femnist'} (2 files)" in " ".join(out.split())
     digest = hashlib.sha256(b"train/a.json\0" + b"2\ntest/a.json\0" + b"2\n").hexdigest()
     code, out, _ = command("datasets", "femnist", "--check")
     verdict = f"sha256 {digest} (of names and sizes); the card knows none to compare with"

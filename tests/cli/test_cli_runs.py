@@ -199,3 +199,13 @@ def test_what_torch_compile_is_given(tiny, command):
     code, _, err = command("fit", "--config", "tiny.yaml", "--trainer.compile.mode=fast")
     assert code == 2
     assert re.search("trainer.compile=.*mode.*fast.*reduce-overhead", err)
+
+
+@pytest.mark.slow
+def test_a_recipe_may_give_the_precision_as_a_number(tiny, command):
+    recipe = yaml.safe_load(Path("tiny.yaml").read_text())
+    for precision in (64, "64"):
+        recipe["trainer"]["precision"] = precision
+        Path("tiny.yaml").write_text(yaml.safe_dump(recipe))
+        assert command("fit", "--config", "tiny.yaml")[::2] == (0, "")
+    assert rmse("runs/version_0") == rmse("runs/version_1")

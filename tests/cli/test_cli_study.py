@@ -97,6 +97,17 @@ def test_what_is_done_is_not_run_again(study, command):
     assert {line.split()[0] for line in out.splitlines()} == {"done"}
 
 
+def test_results_say_which_runs_with_other_seeds_they_leave_out(study, command):
+    finish_all("out")
+    shown = []
+    for seeds in (["1"], ["0"], ["0", "1"]):
+        code, _, err = command("study", study, "--out", "out", "--seeds", *seeds)
+        assert code == 0
+        assert sorted(set(pd.read_csv("out/results.csv")["seed"])) == sorted(map(int, seeds))
+        shown.append("--seeds 0 1 " in err)
+    assert shown == [True, True, False]
+
+
 @pytest.mark.slow
 def test_a_metric_that_no_run_has_is_said_in_a_line_and_runs_nothing_more(study, command):
     finish_all("runs/tiny_study/full")
@@ -119,7 +130,7 @@ def test_a_metric_that_no_run_has_is_said_in_a_line_and_runs_nothing_more(study,
         (["STUDY", "--only", "arm=c"], "--only arm=c.*a, b"),
         (["STUDY", "--seeds", "1", "1"], "--seeds 1 1"),
         (["STUDY", "--seeds", "-1"], "--seeds -1"),
-        (["STUDY", "--workers", "0"], "num_workers=0"),
+        (["STUDY", "--workers", "0"], "--workers=0"),
         (["STUDY", "--out", "tiny.csv"], "tiny.csv .*--out"),
         (["STUDY", "--sale", "x"], "sale"),
         *(
@@ -159,6 +170,22 @@ def test_cells_of_another_process_are_counted(study, command):
         code, out, err = command("study", study, "--out", "out")
         assert (code, err) == (1, "other processes run 1 of these cells; the last to end writes all results\n")
         assert "study: out" in out
+
+
+def test_no_log_is_named_that_is_not_there(study, command):
+    finish_all("out")
+    assert command("study", study, "--out", "out")[0] == 0
+    found = pd.read_csv("out/results.csv", dtype=str)
+    found["failure"] = ""
+    found.loc[0, ["status", "failure"]] = "failed", "it broke"
+    found.to_csv("kept.csv", index=False)
+    for folder, is_there in (("out", True), ("drawn", False)):
+        (log := Path("out", found["log"][0])).write_text("x")
+        code, out, _ = command("study", study, "--from", "kept.csv", "--out", folder)
+        assert code == 0
+        assert "it broke" in out
+        texts = out, Path(folder, "table.md").read_text()
+        assert [log.name in text for text in texts] == [is_there, is_there]
 
 
 def test_results_are_drawn_without_the_runs(study, command):

@@ -1,5 +1,6 @@
 """What recipes may not say: refused with the key at fault, all faults of a recipe at once."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from lightning_fl.callbacks import Callback
 from lightning_fl.cli import make_parser
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
+from lightning_fl.recipe.classes import find_class
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.parser import parse
 from lightning_fl.recipe.predictions import prediction_table
@@ -32,7 +34,13 @@ class Ranged(Callback):
         self.given = alpha, count, shares, rate
 
 
+class Untyped(Ranged):
+    def __init__(self, width, depth=2, *, height, **options):
+        super().__init__(**options)
+
+
 RANGED = f"{__name__}.Ranged"
+UNTYPED = f"{__name__}.Untyped"
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +125,14 @@ def faults(parser: ArgumentParser, words: list[str]) -> list[str]:
         ("--data={class_path: ../../x}", "data.class_path='../../x': "),
         (f"--data={'x' * 5000}", f"data.class_path='{'x' * 56}...: "),
         ("--data.division=HashDivison", "data.division"),
+        (f"--trainer.callbacks=[{UNTYPED}]", "trainer.callbacks: the following arguments are required: width, height"),
+        (f"--trainer.callbacks=[{{class_path: {UNTYPED}, init_args: {{width: a}}}}]", "trainer.callbacks: "),
+        ("--model test.Own", "model.class_path='test.Own': the module test has no Own"),
+        ("--data={class_path: Silos, init_args: {datamodules: [5]}}", "data.datamodules[0]=5: expected a class"),
+        (
+            "--data={class_path: Silos, init_args: {datamodules: [{class_path: nowhere.Data}]}}",
+            "data.datamodules[0].class_path='nowhere.Data': it cannot be imported",
+        ),
         ("--config", "--config has no value"),
         ("--config esl.yaml", "no recipe 'esl.yaml'"),
         ("--config drfa_esl", "no recipe 'drfa_esl'"),
@@ -151,6 +167,22 @@ def test_recipes(parser, old, new, named):
         parse("fit", parser, ["--config", "r.yaml"])
     lines = str(raised.value).splitlines()
     assert all(any(line.startswith(one) for line in lines) for one in named.splitlines()), lines
+
+
+def test_an_untyped_argument_that_is_given(parser):
+    entry = f"[{{class_path: {UNTYPED}, init_args: {{width: a, height: [1]}}}}]"
+    (callback,) = parse("fit", parser, ["--config", "drflm_esol", f"--trainer.callbacks={entry}"]).trainer.callbacks
+    assert (callback.init_args.width, callback.init_args.depth, callback.init_args.height) == ("a", 2, [1])
+
+
+def test_what_cannot_be_imported_says_where_it_was_searched():
+    remedy = "run in the recipe's folder"
+    assert remedy in find_class("nowhere.Model", [object])
+    Path("mine_lacks.py").write_text("import nowhere_at_all")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(".")
+        assert remedy not in find_class("mine_lacks.Model", [object])
+    assert json.__file__ in find_class("json.Model", [object])
 
 
 def test_all_faults_at_once(parser):

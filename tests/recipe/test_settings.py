@@ -1,5 +1,6 @@
 """Settings before they are parsed: recipes and options in one tree."""
 
+import json
 from collections import OrderedDict
 from pathlib import Path
 
@@ -87,6 +88,42 @@ def test_mappings_that_are_neither_groups_nor_classes_are_replaced_by_recipes_an
         "mode": "b",
         "dynamic": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("place", "wrong", "option"),
+    [
+        (["trainer"], 5, "trainer.compile=true"),
+        (["trainer"], [1], "trainer.compile=true"),
+        (["trainer", "strategy"], 5, "trainer.strategy.mu=1"),
+        (["trainer", "strategy", "init_args"], 5, "trainer.strategy.mu=1"),
+        (["model"], 5, "model.x=1"),
+        (["model", "init_args"], 5, "model.x=1"),
+        (["data", "init_args", "partitioner"], 5, "data.partitioner.alpha=1"),
+    ],
+)
+def test_a_wrong_value_stays_to_be_reported(place, wrong, option):
+    Path("one.yaml").write_text(
+        "{model: {class_path: A, init_args: {y: 1}}, data: {class_path: B}, trainer: {strategy: {class_path: fedprox}}}"
+    )
+    content = wrong
+    for key in reversed(place):
+        content = {key: content}
+    Path("two.yaml").write_text(json.dumps(content))
+    found = collected("config=one.yaml", "config=two.yaml", option)
+    for key in place:
+        found = found[key]
+    assert found == wrong
+
+
+@pytest.mark.parametrize("section", ["trainer", "model", "data"])
+def test_an_empty_section_changes_nothing(section):
+    Path("one.yaml").write_text(
+        "{model: {class_path: A, init_args: {y: 1}}, data: {class_path: B}, trainer: {compile: true}}"
+    )
+    Path("two.yaml").write_text(f"{section}:\n  # key: value\n")
+    for more in ([], ["trainer.strategy=fedprox"], ["model.x=1"], ["data.x=1"]):
+        assert collected("config=one.yaml", "config=two.yaml", *more) == collected("config=one.yaml", *more)
 
 
 def test_a_name_of_a_strategy_has_no_arguments_of_an_earlier_one():

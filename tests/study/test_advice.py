@@ -88,6 +88,7 @@ def test_the_arm_is_chosen_on_validation_data_and_reported_on_test_data(test, va
     found = advice(test, validation)
     assert found.recommended == recommended
     assert found.sentences[0].startswith(first)
+    assert "the best way" not in found.sentences[0]  # the rule takes the simplest within one standard error
 
 
 def test_an_undecided_answer_says_how_many_seeds_would_decide():

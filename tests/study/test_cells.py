@@ -85,14 +85,37 @@ def test_other_data_under_the_same_name_make_another_cell(tmp_path, kind):
     assert not other[1].ran_on_other_data()
 
 
-def test_another_module_of_the_user_s_makes_another_cell(tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", ["module.py", "package/module.py"])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        lambda name: {"model.class_path": name},
+        lambda name: {"model": name},
+        lambda name: {"model": {"class_path": name, "init_args": {"size": 1}}},
+        lambda name: {"data": {"class_path": "Silos", "init_args": {"silos": [{"class_path": name}]}}},
+        lambda name: {"trainer": {"callbacks": [name]}},
+        lambda name: {"trainer.callbacks+": [{"class_path": "LastRounds"}, {"class_path": name}]},
+        lambda name: {"trainer.strategy": name},
+        lambda name: {"trainer": {"strategy": {"class_path": name}}},
+    ],
+)
+def test_another_module_of_the_user_s_makes_another_cell(tmp_path, monkeypatch, overrides, file):
     monkeypatch.chdir(tmp_path)
+    changes = overrides(file.removesuffix(".py").replace("/", ".") + ".MyClass")
+    (tmp_path / file).parent.mkdir(exist_ok=True)
     folders = []
     for content in ("rate = 1", "rate = 1", "rate = 2"):
-        (tmp_path / "module.py").write_text(content)
-        overrides = {"model.class_path": "module.MyModule"}
-        folders.append(tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": overrides}})[1][0].folder)
+        (tmp_path / file).write_text(content)
+        folders.append(tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": changes}})[1][0].folder)
     assert folders[0] == folders[1] != folders[2]
+
+
+def test_a_script_beside_data_of_its_name_is_no_class(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine.csv", "mine.py"):
+        (tmp_path / name).write_text("1")
+    cell = tiny_cells(tmp_path, overrides={"data.path": "mine.csv", "model": "lightning_fl.models.MLP"})[1][0]
+    assert list(cell.content["files"]) == ["mine.csv"]
 
 
 @pytest.mark.parametrize("root", ["LIGHTNING_FL_DATA", "data.data_root"])

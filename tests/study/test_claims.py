@@ -158,6 +158,28 @@ def test_claims_that_hold_one_by_one_need_not_hold_all_together():
     assert (same.verdict, correct_answers([same])[0].corrected) == ("does not hold", "does not hold")
 
 
+@pytest.mark.parametrize(
+    ("text", "values", "verdict"),
+    [
+        ("harmed(a) <= 55 %", {("harmed", "a"): [100 * (11 / 20)] * 3}, "holds"),
+        ("harmed(a) >= 28 %", {("harmed", "a"): [100 * (7 / 25)] * 3}, "holds"),
+        ("mean(a) >= mean(b) + 0.1", {("mean", "a"): [0.3, 0.5, 0.7], ("mean", "b"): [0.2, 0.4, 0.6]}, "holds"),
+        ("mean(a) > mean(b) + 0.1", {("mean", "a"): [0.3, 0.5, 0.7], ("mean", "b"): [0.2, 0.4, 0.6]}, "does not hold"),
+        (
+            "mean(a) > 3 * mean(b)",
+            {("mean", "a"): [3e-9, 6e-9, 9e-9], ("mean", "b"): [1e-9, 2e-9, 3e-9]},
+            "does not hold",
+        ),
+        ("mean(a) > 1000", {("mean", "a"): [1000 + 1e-7, 1000 + 1e-7]}, "holds"),
+    ],
+)
+def test_equal_sides_are_equal_whatever_their_sums_round_to(text, values, verdict):
+    claim = parse_claim(text, ["a", "b"], {}, percent="%" in text)
+    seeds = range(len(next(iter(values.values()))))
+    (answer,) = correct_answers(answer_claim(claim, seeds, {}, lambda name, arm, place, seed: values[name, arm][seed]))
+    assert (answer.verdict, answer.corrected, answer.interval.deviation) == (verdict, verdict, 0)
+
+
 def test_an_undecided_claim_says_how_many_seeds_it_needs():
     assert answer_of([1.0, -0.5, 1.5]).seeds_needed > 3
     assert answer_of([1.0, 1.1, 0.9]).seeds_needed is None

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -96,7 +97,7 @@ def test_many_differences_are_counted(compare, make_run):
     assert (code, out) == (2, "")
     assert len(err) < 600
     assert "data.field3 is 1 in" in err
-    assert "; and 36 more differences. Give runs on the same data" in err
+    assert "; and 36 more differences. Leave out those that differ" in err
 
 
 @pytest.mark.slow
@@ -209,3 +210,12 @@ def test_missing_and_damaged_files(compare, arms):
     code, _, err = compare(folder)
     assert code == 2
     assert err.startswith(f"error: {folder}/summary.json is damaged (")
+
+
+def test_clients_without_a_value_are_named(compare, make_run):
+    make_run("runs/plain/version_0", {"Basel": math.nan, "Bern": 0.5})
+    code, out, _ = compare("runs/plain", "--out", "out")
+    assert code == 0
+    assert "acc is NaN for Basel" in out
+    assert "acc is NaN for Basel" in Path("out/table.md").read_text()
+    assert "Bern" not in out

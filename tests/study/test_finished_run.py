@@ -75,6 +75,13 @@ class TestCurve:
         assert math.isnan(curve["worst"][1])
         assert list(curve["megabytes"]) == [6.0, 9.0]
 
+    def test_ends_before_a_test_that_logs_the_same_names(self, make_run):
+        curves = {"step": [1, 2, 2], "acc": [0.25, 0.5, 0.875], "acc/worst": [0.125, 0.375, 0.75]}
+        curve = make_run("version_0", [1.0], curves=curves).curve("acc")
+        assert list(curve["round"]) == [1.0, 2.0]
+        assert list(curve["mean"]) == [0.25, 0.5]
+        assert list(curve["worst"]) == [0.125, 0.375]
+
     @pytest.mark.parametrize("column", ["val/acc", "val_acc", "acc"])
     def test_as_modules_name_it(self, make_run, column):
         curve = make_run("version_0", [1.0], curves={"step": [1], column: [0.5]}).curve("acc")

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from study_tiny import finish, results_of, tiny_cells, write_study
+from study_tiny import finish, record, results_of, tiny_cells, write_study
 
 from lightning_fl.core.environment import describe_environment, package_commit
 from lightning_fl.runtime.table import Table
@@ -117,6 +117,17 @@ def test_the_best_value_is_that_of_the_arms_at_a_place_in_any_layout(tmp_path):
     across = results_table(results_of(tmp_path / "2", table=layout))
     assert header(across) == ["data", "a mean", "b mean"]
     assert best(across) == [[False, False, True]] * 2
+
+
+@pytest.mark.parametrize(("metric", "is_known"), [("acc", True), ("loss", True), ("foo", False)])
+def test_no_value_is_the_best_of_a_metric_of_unknown_direction(tmp_path, metric, is_known):
+    study, cells = tiny_cells(tmp_path, metric=metric, grid={})
+    for cell in cells:
+        one = record({"x": 0.5 + (cell.arm == "b"), "y": 0.5}, metric == "acc")
+        finish(cell, 0.5, metrics={"test": {metric: one}})
+    results = StudyResults.of(study, cells, tmp_path / "out", {"lightning-fl": "1"})
+    assert (results.higher_is_better is not None) == is_known
+    assert any(map(any, best(results_table(results)))) == is_known
 
 
 def test_unfinished_cells_and_commits(tmp_path):

@@ -120,15 +120,20 @@ def _look_at_images(folder: Path) -> tuple[int, int]:
     from PIL import Image
     from torchvision.datasets.folder import IMG_EXTENSIONS
 
+    from lightning_fl.data import ImageFolders
+
     if not folder.is_dir():
         raise ConfigurationError(f"--file {folder}: there is no such folder.")
-    firsts = {path.parent: path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS}
+    data = ImageFolders(root=str(folder), size=1)
+    data.setup()
+    images = (path for path in folder.glob("[!.]*/**/[!.]*") if path.suffix.lower() in IMG_EXTENSIONS)
+    firsts = {path.parent: path for path in images if path.parent.name in data.class_names}
     modes = set()
     for path in firsts.values():
         with Image.open(path) as image:
             modes.add(image.mode)
     grey = bool(modes) and all(mode in ("1", "L", "LA") or mode.startswith("I") for mode in modes)
-    return max(2, len({parent.name for parent in firsts})), 1 if grey else 3
+    return len(data.class_names), 1 if grey else 3
 
 
 def _look_at_table(answers: Answers, path: Path) -> tuple[int, str]:
