@@ -263,3 +263,71 @@ def test_forked_processes_meet_again_after_a_run_that_failed(
     said = sorted(line for line in process.out.splitlines() if line.startswith("rank "))
     assert [line[:14] for line in said] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
     assert all("no such fever chart" in line for line in said)
+
+
+PREDICTION = """
+import sys
+from lightning_fl import FederatedTrainer
+from lightning_fl.strategies.fork_launcher import end_fork
+from tiny import TinyClients, TinyModule
+
+class Failing(TinyModule):
+    def predict_step(self, batch, batch_idx):
+        if trainer.fabric.global_rank == 1:
+            raise ValueError("no such fever chart")
+        return super().predict_step(batch, batch_idx)
+
+trainer = FederatedTrainer(accelerator="cpu", max_rounds=1, logger=False, seed=5, default_root_dir=sys.argv[1])
+trainer.strategy.fork_processes(2)
+module, data = Failing(), TinyClients()
+trainer.fit(module, data)
+try:
+    said = f"{len(trainer.predict(module, data))} clients"
+except Exception as error:
+    said = str(error)
+print(f"rank {trainer.fabric.global_rank} of {trainer.fabric.world_size}:", said, flush=True)
+if not trainer.is_global_zero:
+    end_fork(0)
+"""
+
+
+def test_a_prediction_that_fails_on_one_rank_fails_on_all(tmp_path: Path, start_warm: Callable[..., Process]) -> None:
+    process = start_warm("-c", PREDICTION, str(tmp_path), environment={"OMP_NUM_THREADS": "1"})
+    succeed(process)
+    said = sorted(line for line in process.out.splitlines() if line.startswith("rank "))
+    assert [line[:11] for line in said] == ["rank 0 of 2", "rank 1 of 2"]
+    assert all("no such fever chart" in line for line in said)
+
+
+KILLED = """
+import os, signal, sys, threading
+from lightning_fl import FederatedTrainer
+from lightning_fl.core.errors import LostPeerError
+from tiny import TinyClients, TinyModule
+
+class Killed(TinyModule):
+    def training_step(self, batch, batch_idx):
+        if trainer.fabric.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+trainer = FederatedTrainer(accelerator="cpu", devices=2, logger=False, default_root_dir=sys.argv[1])
+try:
+    trainer.fit(Killed(), TinyClients())
+except LostPeerError as error:
+    print("threads:", *(one.name for one in threading.enumerate()))
+    print("said:", error)
+"""
+
+
+def test_a_process_whose_child_is_killed_says_so_and_ends_by_itself(
+    tmp_path: Path, start_warm: Callable[..., Process]
+) -> None:
+    """No thread of the launcher, which starts the script again, ends it from outside some seconds later."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)}  # also of the script that it starts again
+    process = start_warm(str(tmp_path / "killed.py"), str(tmp_path), environment=environment)
+    succeed(process)
+    found = dict(line.split(": ", 1) for line in process.out.splitlines() if line.startswith(("threads", "said")))
+    assert "rank 1" in found["said"]
+    assert "child-process-observer" not in found["threads"]

@@ -37,3 +37,9 @@ def test_a_run_stays_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         files = [path.relative_to(tmp_path / name) for path in (tmp_path / name).rglob("*") if path.is_file()]
         found.append(sorted(file for file in files if "tfevents" not in file.name))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("given", ["~/mine", Path("~/mine")])
+def test_the_home_folder_may_be_short(given: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert FederatedTrainer(default_root_dir=given).default_root_dir == str(tmp_path / "mine")

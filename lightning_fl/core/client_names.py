@@ -27,8 +27,7 @@ def default_names(num_clients: int) -> tuple[str, ...]:
 
 def recorded_names(names: Sequence[str]) -> list[str]:
     """The names as files keep them: none for default names of many clients."""
-    omitted = are_many(len(names)) and tuple(names) == default_names(len(names))
-    return [] if omitted else list(names)
+    return [] if are_many(len(names)) and tuple(names) == default_names(len(names)) else list(names)
 
 
 def rows_of(names: Sequence[str], values: Iterable[Collection[str]]) -> list[str]:

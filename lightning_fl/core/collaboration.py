@@ -148,8 +148,7 @@ class Collaboration:
             rows = (rows / rows.sum(1, keepdim=True)).mul_(1e9).round_()  # whatever the rounding of A
             texts = [blake2b(row.numpy().tobytes(), digest_size=12).hexdigest() for row in rows]
             alone = rows.isfinite().all(1).tolist()
-            found = [text if alone[k] else f"{k} of {len(rows)}" for k, text in enumerate(texts)]
-            self._identities = key, found
+            self._identities = key, [text if alone[k] else f"{k} of {len(rows)}" for k, text in enumerate(texts)]
         return self._identities[1]
 
     def describe_use(self) -> str:

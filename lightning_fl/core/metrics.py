@@ -7,6 +7,7 @@ ICML 2023, https://arxiv.org/abs/2306.06508), section 5.1, equations 11 and 12.
 import math
 import re
 import statistics
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -40,8 +41,7 @@ class LoggedValue:
         to_logger: show it as a curve.
         prog_bar: show it in the progress display.
         steps: (step, value) of single steps.
-        forked: logged with ``on_step=True, on_epoch=True``: Lightning calls it ``NAME_epoch`` and, for the last batch,
-            ``NAME_step``.
+        forked: logged with ``on_step=True, on_epoch=True``: Lightning's ``NAME_epoch`` and ``NAME_step``.
         last: value of the last batch.
     """
 
@@ -301,6 +301,18 @@ def summarize_gains(values: Mapping[int, float], reference: Mapping[int, float],
         worst=min(present, default=math.nan),
         clients=found,
     )
+
+
+def left_out(values: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Lines on the clients that statistics leave out; ``values`` are metric -> client's name -> value."""
+    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for metric, of_clients in values.items():
+        found[tuple(client for client, value in of_clients.items() if math.isnan(value))].append(metric)
+    return [
+        f"{', '.join(metrics)} {'are' if metrics[1:] else 'is'} NaN for {listed(clients)}: left out of mean and worst"
+        for clients, metrics in found.items()
+        if clients
+    ]
 
 
 def percentiles(values: Any) -> list[float]:

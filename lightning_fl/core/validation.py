@@ -134,8 +134,7 @@ def warn_beyond_end(owner: object, max_rounds: int, **options: object) -> None:
     name_of_owner = owner if isinstance(owner, str) else type(owner).__name__
     for name, value in _each(options):
         if isinstance(value, int) and value > max_rounds:
-            what = f"{name_of_owner}.{name}={value} has no effect"
-            rank_zero_warn(f"{what}: the run ends at trainer.max_rounds={max_rounds}.")
+            rank_zero_warn(f"{name_of_owner}.{name}={value} has no effect: the run ends at max_rounds={max_rounds}.")
 
 
 def _raise(faults: list[str]) -> None:

@@ -34,8 +34,7 @@ class AttentiveFPEncoder(nn.Module):
         """Compute atom embeddings [V, D]."""
         h = leaky_relu(self.embedding(x))
         for number, (conv, update) in enumerate(zip(self.convs, self.updates, strict=True)):
-            message = conv(h, edge_index) if number else conv(h, edge_index, edge_attr)
-            h = update(self.dropout(elu(message)), h).relu()
+            h = update(self.dropout(elu(conv(h, edge_index) if number else conv(h, edge_index, edge_attr))), h).relu()
         return h
 
 

@@ -28,8 +28,7 @@ def build_encoder(
 ) -> nn.Module:
     """Build an encoder of A = ``node_dim`` atom and B = ``edge_dim`` bond features, with D = ``hidden_dim``.
 
-    Each has ``num_layers`` rounds of message passing, and zeroes entries of hidden vectors with probability ``dropout``
-    in training.
+    Each has ``num_layers`` rounds of message passing, and drops entries of hidden vectors with probability ``dropout``.
 
     - ``gcn``: :class:`~lightning_fl.models.gcn.GCN`; ignores ``edge_dim``.
     - ``gat``: graph attention with four heads, bond features in the attention (Veličković et al. 2018,
@@ -52,8 +51,7 @@ def build_encoder(
         return GCN(node_dim, hidden_dim, num_layers, dropout=dropout)
     if name == "gat":
         if hidden_dim % _GAT_HEADS:
-            heads = f"the {_GAT_HEADS} attention heads of encoder='gat'"
-            raise ConfigurationError(f"hidden_dim={hidden_dim}: must be a multiple of {heads}.")
+            raise ConfigurationError(f"hidden_dim={hidden_dim}: must be a multiple of gat's {_GAT_HEADS} heads.")
         return GAT(node_dim, hidden_dim, num_layers, dropout=dropout, heads=_GAT_HEADS, edge_dim=edge_dim)
     if name == "gin":
         return GIN(node_dim, hidden_dim, num_layers, dropout=dropout, train_eps=True)

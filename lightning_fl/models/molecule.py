@@ -70,8 +70,7 @@ class MoleculeModel(MoleculeNetwork, Model):
             (:class:`~lightning_fl.models.molecule_network.VirtualNode`).
         descriptor_dim: number F of descriptors of every molecule, ``batch.descriptors`` [G, F], which join the
             readout's output before the head. ``None`` for the data module's (its ``features``).
-        standardize_descriptors: learn the descriptors' mean and scale like those of the targets; else use them
-            unchanged.
+        standardize_descriptors: learn the descriptors' mean and scale like those of the targets; else as they are.
         task: "regression", "classification" or "multiclass"; ``None`` to infer it from the training targets of all
             clients, of which only counts and ranges leave a client: classification if all are 0 or 1, else regression.
         num_targets: number T of values to predict; ``None`` for that of the training targets.
@@ -89,8 +88,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         standardize_targets: learn the targets' mean and scale; else use 0 and 1.
 
     Raises:
-        ConfigurationError: an argument is out of range, or a batch does not fit ``node_dim``, ``edge_dim`` or
-            ``num_targets``.
+        ConfigurationError: an argument is out of range, or does not fit a batch.
         DataError: a target has no finite training data to learn its scale from.
 
     Example:
@@ -336,8 +334,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         expected = (batch.num_graphs, self.num_targets)
         if tuple(batch.y.shape) != expected:
             what = f"the batch has y of shape {list(batch.y.shape)} instead of {list(expected)}"
-            remedy = "set num_targets to the number of target columns"
-            raise ConfigurationError(f"num_targets={expected[1]}: {what}; {remedy}.")
+            raise ConfigurationError(f"num_targets={expected[1]}: {what}; set it to the number of target columns.")
         if self._task.labelled and "y_bound" in batch:
             raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} does not support.")
 

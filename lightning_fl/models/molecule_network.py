@@ -72,8 +72,7 @@ class MoleculeNetwork(nn.Module):
         if not dim and self.hparams["encoder"] != "fingerprint":
             return
         if not dim:
-            remedy = "name the data's features, such as features: [morgan]"
-            raise ConfigurationError(f"encoder='fingerprint' reads descriptors, which the data lack: {remedy}.")
+            raise ConfigurationError("encoder='fingerprint' reads descriptors: name features, as features: [morgan].")
         hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
         assert isinstance(first, nn.Linear)
         device = first.weight.device

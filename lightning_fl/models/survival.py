@@ -88,8 +88,8 @@ class SurvivalModel(Model):
         """Compute log hazards [B] of features [B, D]."""
         wanted = self.hparams["in_features"]
         if x.ndim != 2 or x.shape[1] != wanted or not x.is_floating_point():
-            what = f"samples of shape {list(x.shape[1:])} and type {x.dtype}"
-            raise ConfigurationError(f"in_features={wanted}: the batch has {what}; give floats of this number.")
+            what = f"the batch has {list(x.shape[1:])} features of type {x.dtype} for each sample"
+            raise ConfigurationError(f"in_features={wanted}: {what}; set in_features to their number, and give floats.")
         return self.network(x).squeeze(1)
 
     def training_step(self, batch: SurvivalBatch, batch_idx: int) -> Tensor:

@@ -81,8 +81,7 @@ def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tenso
         return statistics()
     values = _read(module, name)
     if values is None:
-        remedy = "give training data, or set standardize_targets=False"
-        raise DataError(f"the training loader has no batch to learn the targets' scale from: {remedy}.")
+        raise DataError("the training loader has no batch to scale targets by: set standardize_targets=False.")
     return pool_moments(_gather(module, target_moments(values).to(module.device)))
 
 

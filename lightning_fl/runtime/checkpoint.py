@@ -110,11 +110,11 @@ def remove_old_client_files(folder: Path, name: str, processes: Processes, keep:
 
 
 def resolve_checkpoint(
-    ckpt_path: str | os.PathLike[str] | None, fabric: Fabric, root: Path, own: Sequence[Path]
+    ckpt_path: str | os.PathLike[str] | None, fabric: Fabric, root: Path, own: Sequence[Path], others: bool
 ) -> Path | None:
     """The file for ``last``, ``best`` or a path, the same on every rank.
 
-    Searched are the run folders ``own``, then those in ``root``, the latest version first.
+    Searched are the run folders ``own``, then with ``others`` those in ``root``, the latest version first.
     """
     if ckpt_path is None:
         return None
@@ -127,13 +127,13 @@ def resolve_checkpoint(
     if fabric.is_global_zero:
         places: list[tuple[int | str, Path]] = [
             *enumerate(own),
-            *((folder.name, folder) for _, folder in reversed(run_versions(root))),
+            *((folder.name, folder) for _, folder in (reversed(run_versions(root)) if others else ())),
         ]
         found = next((key for key, folder in places if (folder / file).is_file()), None)
     found = fabric.broadcast(found)
     if found is None:
         monitored = " A best one exists only where a metric is monitored." if ckpt_path == "best" else ""
-        where = f"no {ckpt_path}.ckpt in any run below {near(root)}"
+        where = f"no {ckpt_path}.ckpt in " + (f"any run below {near(root)}" if others else "this trainer's run")
         raise CheckpointError(f"{where}.{monitored} Check trainer.default_root_dir, or give a file.")
     return (own[found] if isinstance(found, int) else root / found) / file
 

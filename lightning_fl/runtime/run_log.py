@@ -62,7 +62,7 @@ class RunLog:
         #: Where run folders are made; absolute, since user code may change the working directory.
         self.root = Path(root).absolute()
         self._directory: Path | None = None
-        self._root_is_new = self._is_new = self._writes = self._fitted = False
+        self._root_is_new = self._is_new = self._writes = self.fitted = False
         #: What could not be written, and why.
         self._problem: tuple[str, OSError] | None = None
         #: Tables and pictures to write after the models; ``None`` to write them at once.
@@ -84,12 +84,11 @@ class RunLog:
 
     @property
     def started(self) -> bool:
-        """Whether there is a folder."""
         return self._directory is not None
 
     def start(self, fabric: Fabric, *, fits: bool) -> None:
         """Make the run's folder and loggers, if there are none yet or a further fit begins. Call on every rank."""
-        before, self._fitted = self._fitted, self._fitted or fits
+        before, self.fitted = self.fitted, self.fitted or fits
         if self.started and fits:  # of another model
             self.summary = {}
         if self.started and not (fits and before):
@@ -295,11 +294,12 @@ class RunLog:
 
 def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | AnyLogger]:
     """The loggers as a list, with True, at most once, replaced by TensorBoard and CSV."""
-    if not isinstance(logger, list):
-        return [] if logger is False else [logger]
-    if any(one is False for one in logger) or sum(one is True for one in logger) > 1:
-        raise ConfigurationError(f"trainer.logger={logger}: in a list, true may occur once, and false must not.")
-    return list(logger)
+    loggers = list(logger) if isinstance(logger, list | tuple) else [] if logger in (None, False) else [logger]
+    others = [one for one in loggers if one is not True]
+    if len(loggers) - len(others) > 1 or not all(hasattr(one, "log_metrics") for one in others):
+        remedy = "give true, false or Lightning's loggers; in a list, true may occur once, and false must not"
+        raise ConfigurationError(f"trainer.logger={logger!r}: {remedy}.")
+    return loggers
 
 
 def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) -> dict[str, float]:
@@ -309,10 +309,12 @@ def _scalars(federation: Federation, split: Split, names: Sequence[str] | None) 
     shown: dict[str, MetricSummary] = federation.metrics.get(split, {})
     for name, metric in shown.items():
         if metric.to_logger:
+            name = federation.curve_name(name, split)
             scalars |= {name: metric.mean, f"{name}/worst": metric.worst, f"{name}/std": metric.std}
             if of_curves:
                 scalars |= {f"{name}/{of_curves[client]}": value for client, value in metric.clients.items()}
     for name, gain in federation.gains.get(split, {}).items():
+        name = federation.curve_name(name, split)
         scalars[f"{name}/gain"] = gain.mean
         scalars |= {f"{name}/{part}": getattr(gain, part) for part in ("ipr", "rsd", "harmed")}
     return scalars
@@ -337,12 +339,14 @@ def make_folder(root: Path, fabric: Fabric) -> tuple[Path, str]:
         try:
             found = action()
         except OSError as error:
-            problem = f"trainer.default_root_dir={os.fspath(near(root))!r} cannot be written: {error}."
+            is_file = isinstance(error, FileExistsError | NotADirectoryError)
+            fault = "is a file, or lies in one" if is_file else f"cannot be written: {error}. Free some space, or"
+            problem = f"trainer.default_root_dir={os.fspath(near(root))!r} {fault} choose another folder."
         of_ranks = strategy.exchange({rank: (problem, found)})
         for other, (text, _) in of_ranks.items():
             if text:
                 where = f"{strategy.rank_names[other]}: " if several else ""
-                raise ConfigurationError(f"{where}{text} Free some space or give another folder.")
+                raise ConfigurationError(f"{where}{text}")
         return [value for _, value in of_ranks.values()]
 
     def next_number() -> int:

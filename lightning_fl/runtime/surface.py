@@ -330,10 +330,10 @@ class TrainerSurface(Settings):
         launcher = self.strategy.launcher
         if isinstance(launcher, ForkLauncher) and launcher.ended:
             raise ConfigurationError("this trainer's processes ended with lightning_fl.federate: make another trainer.")
+        if self.num_threads is not None:  # also with a GPU, as sums over clients are computed on the host
+            os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone
+            torch.set_num_threads(self.num_threads)
         if not self._launched:
-            if self.num_threads is not None:  # also with a GPU, as sums over clients are computed on the host
-                os.environ["OMP_NUM_THREADS"] = str(self.num_threads)  # Fabric's launcher leaves a set value alone
-                torch.set_num_threads(self.num_threads)
             end_with_this_process(getattr(launcher, "procs", []))
             self.fabric.launch()
             self._launched = True

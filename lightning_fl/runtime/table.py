@@ -167,8 +167,7 @@ def _rich_table(columns: Sequence[Column], width: int, num_summaries: int) -> Ri
     fits = spare >= 0
     for column in reversed(columns):
         if column.is_label and fits:
-            longest = max(map(cell_len, [column.name, *map(str, column.values)]))
-            extra = min(max(longest - column.width, 0), spare)
+            extra = min(max(max(map(cell_len, [column.name, *map(str, column.values)])) - column.width, 0), spare)
             widths[id(column)] += extra
             spare -= extra
     for column in columns:

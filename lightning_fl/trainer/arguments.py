@@ -58,18 +58,16 @@ def make_fabric(trainer: Any, strategy: str | FederatedStrategy) -> Fabric:
     count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, list) else 1
     if trainer.num_nodes > 1 or count > 1 or per_device > 1:
         if _IS_INTERACTIVE:
-            nodes = f"trainer.num_nodes={trainer.num_nodes}"
-            raise ConfigurationError(f"trainer.devices={devices}, {nodes}: {IN_NOTEBOOKS}")
+            raise ConfigurationError(f"trainer.devices={devices}, num_nodes={trainer.num_nodes}: {IN_NOTEBOOKS}")
         if strategy._start_method != "popen":
-            method = f"start_method={strategy._start_method!r}"
-            raise ConfigurationError(f"trainer.strategy with {method} is only for Fabric loops: leave it out.")
+            raise ConfigurationError(f"trainer.strategy: omit start_method={strategy._start_method!r} in a trainer.")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*can be significantly better.*")
             if per_device > 1:
                 asked = CUDAAccelerator.auto_device_count() if devices == "auto" else devices
                 numbers = CUDAAccelerator.parse_devices(asked) or []
-                strategy.share_devices(CUDAAccelerator.get_parallel_devices(numbers), per_device)
+                strategy.parallel_devices = CUDAAccelerator.get_parallel_devices(numbers) * per_device
                 _check_processes(strategy.num_processes, "trainer.devices and trainer.processes_per_device")
             return Fabric(
                 strategy=strategy,
@@ -128,7 +126,7 @@ def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
 def _check_processes(number: int, names: str) -> None:
     """Refuse far more processes than this machine's cores can run at once, before they are started."""
     if number > _most() and "LOCAL_RANK" not in os.environ:
-        raise ConfigurationError(f"{names} make {number} processes, too many for {usable_cores()} CPU cores.")
+        raise ConfigurationError(f"{names} ask for {number} processes on {usable_cores()} CPU cores: lower it.")
 
 
 def _most() -> int:
@@ -216,6 +214,9 @@ def check_settings(settings: Settings) -> None:
     """Report every fault of the trainer's arguments in one message."""
     given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
     faults = faults_of(given, vars(settings), "trainer.")
+    for name in (name for name, hint in given.items() if hint is bool):
+        if not isinstance(value := getattr(settings, name), bool):
+            faults.append(f"trainer.{name}={value!r}: must be True or False.")
     if isinstance(settings.num_threads, int) and settings.num_threads > _most():
         what = f"trainer.num_threads={settings.num_threads}: too many for this machine's {usable_cores()} CPU cores"
         faults.append(f"{what}. Set trainer.num_threads to {usable_cores()} or less.")

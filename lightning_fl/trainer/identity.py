@@ -107,8 +107,7 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
         for name, callback in every.items()
         if (callback.only_shows if isinstance(callback, Callback) else only_watches(callback))
     }
-    recipe = _recipe_of(trainer, module)
-    found = {name: value for name, value in recipe.items() if name.partition(".")[0] not in shown}
+    found = {name: value for name, value in _recipe_of(trainer, module).items() if name.partition(".")[0] not in shown}
     deciding = [type(callback).__name__ for name, callback in every.items() if name not in shown]
     found["trainer.callbacks"] = ", ".join(name for name in deciding if name != "ModelCheckpoint")
     if not data.pinned:
@@ -131,8 +130,7 @@ def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) ->
         ("layout of weights", _layout(state["models"][0]), _layout(trainer.federation.models[0].state_dict())),
     ):
         if before != now:
-            differs = f"the checkpoint's {what} is {before}, this run's is {now}"
-            raise CheckpointError(f"{path}: {differs}: give the checkpoint of a run with the same recipe.")
+            raise CheckpointError(f"{path}: the checkpoint's {what} is {before}, not {now}: use that run's recipe.")
     pairs = enumerate(zip(state["client_names"], trainer.client_names, strict=True))
     if renamed := {f"client {client}": names for client, names in pairs if names[0] != names[1]}:
         remedy = "Give the data of that run's clients, under the same names and in the same order."
@@ -161,7 +159,7 @@ def find_differences(
     found |= _other_data(trainer, state["data"])
     known = trainer.run_log.summary.get("differs_from_checkpoint", {})  # reported by the fit before this evaluation
     if new := {name: values for name, values in found.items() if name not in known}:
-        own = "This run continues with its own; summary.json lists it as differs_from_checkpoint."
+        own = "This run uses its own settings; summary.json lists it as differs_from_checkpoint."
         rank_zero_warn(f"{path} is of a run that differs from this one: {_listed(new)}. {own}")
     return found
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from lightning_fl.callbacks.progress import displayed_metric
 from lightning_fl.core.client_names import curve_names
 from lightning_fl.core.escaping import terminal
-from lightning_fl.core.metrics import GainSummary, MetricSummary, default_metric, metric_name
+from lightning_fl.core.metrics import GainSummary, MetricSummary, default_metric, left_out, metric_name
 from lightning_fl.data.module import Split
 from lightning_fl.data.source import STAND_IN_LABEL
 from lightning_fl.runtime.table import Column, Table, Value, label_column, metric_column, number_value, print_table
@@ -112,7 +112,11 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
         # Local models, with which the lines below compare, are left out first where there is no room.
         metrics = dict(sorted(of_all_targets(measured).items(), key=lambda item: item[0].startswith("local/")))
         title = f"{word} of {type(trainer.module).__name__}, data: {source}"
-        print_table(client_table(metrics, names, samples, title, [f"evaluated: {trainer.evaluated_model}"]), console)
+        of_clients = {
+            name: {names[client]: value for client, value in metric.clients.items()} for name, metric in metrics.items()
+        }
+        notes = [f"evaluated: {trainer.evaluated_model}", *left_out(of_clients)]
+        print_table(client_table(metrics, names, samples, title, notes), console)
         if single:
             order = curve_names(getattr(trainer.datamodule, "target_names", None) or [], "target")
             print_table(target_table({name: measured[name] for name in measured if name in single}, order), console)
@@ -187,7 +191,6 @@ def _cell(metric: MetricSummary, client: int) -> Value:
 
 
 def _statistics(metric: MetricSummary, names: Sequence[str]) -> list[Value]:
-    """Those of ``_STATISTICS``."""
     worst = "" if math.isnan(metric.worst) else names[metric.worst_client]
     return [
         number_value(metric.mean, state="summary"),

@@ -78,11 +78,12 @@ def _torch_state(device: torch.device) -> Callable[[], None]:
     """Return a function that restores the present random states and choice of algorithms."""
     random = collect_rng_states(include_cuda=device.type == "cuda" or torch.cuda.is_initialized())
     deterministic, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    warn_only, threads = torch.is_deterministic_algorithms_warn_only_enabled(), torch.get_num_threads()
 
     def restore() -> None:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.backends.cudnn.benchmark = benchmark
+        torch.set_num_threads(threads)
         set_rng_states(random)
 
     return restore
@@ -96,7 +97,8 @@ def _start(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any) -> 
     resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
     before = [trainer.run_log.directory] if trainer.run_log.started else []
     # Read before this run has a folder, so that a refused one leaves none.
-    path = resolve_checkpoint(ckpt_path, trainer.fabric, trainer.run_log.root, [*before, *resumed])
+    others = stage == "fit" or not trainer.run_log.fitted
+    path = resolve_checkpoint(ckpt_path, trainer.fabric, trainer.run_log.root, [*before, *resumed], others)
     state = {} if path is None else load_state(near(path), trainer.fabric)
     trainer.run_log.start(trainer.fabric, fits=stage == "fit")
     same = stage != "fit" and trainer.is_set_up and trainer.module is module and bool(trainer.federation.models)
@@ -127,7 +129,7 @@ def _begin(
         _restore(trainer, state, path, evaluates=not fits)
         trainer.ckpt_path = module_trainer.ckpt_path = os.fspath(path)
         if fits:
-            trainer.run_log.replay(path, trainer.federation.current_round, state.get("record"))
+            trainer.run_log.replay(path, trainer.federation.current_round, state["record"] or {})
 
 
 def _restore(trainer: TrainerSurface, state: dict[str, Any], path: Path, *, evaluates: bool) -> None:
@@ -135,8 +137,7 @@ def _restore(trainer: TrainerSurface, state: dict[str, Any], path: Path, *, eval
     shown = near(path)
     state = {**state, "client_names": state["client_names"] or trainer.client_names}
     check_fits(trainer, state, shown)
-    names = trainer.strategy.rank_names
-    state = with_client_files(state, path, trainer.processes, trainer.client_names, names)
+    state = with_client_files(state, path, trainer.processes, trainer.client_names, trainer.strategy.rank_names)
     trainer.differs = find_differences(trainer, state, shown, evaluates=evaluates)
     try:
         trainer.load_state_dict(state, weights_only=evaluates)

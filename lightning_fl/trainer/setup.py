@@ -66,7 +66,10 @@ def set_up(
         datamodule.num_clients, datamodule.client_sizes(), pinned=datamodule.pinned, block=settings.stacked_clients
     )
     processes.panel = processes.sample(settings.limit_val_clients, settings.seed)
-    _warn_of_idle_ranks(processes, settings.stacked_clients)
+    if (idle := fabric.world_size - len(set(processes.client_ranks))) > 0:
+        blocks = f", {settings.stacked_clients} of which stay together" if settings.stacked_clients > 1 else ""
+        clients = f"there are {processes.num_clients} clients{blocks}"
+        rank_zero_warn(f"{idle} of {fabric.world_size} processes host no client: {clients}. Lower trainer.devices.")
     own.call_hook("setup", stage)
     own.call_hook("configure_model")
     remove_generated_files()
@@ -159,12 +162,3 @@ def _exchange_sizes(trainer: TrainerSurface, factory: BatchFactory, processes: P
             raise DataError(f"client {client} ({names[client]}) has no training samples: its loader gives no batches.")
         sizes[client] = batches.num_samples if given is None else given
     return list(processes.exchange(sizes).values())
-
-
-def _warn_of_idle_ranks(processes: Processes, block: int) -> None:
-    world_size = processes.transport.world_size
-    idle = world_size - len(set(processes.client_ranks))
-    if idle > 0:
-        blocks = f", {block} of which stay together" if block > 1 else ""
-        clients = f"there are {processes.num_clients} clients{blocks}"
-        rank_zero_warn(f"{idle} of {world_size} processes host no client: {clients}. Lower trainer.devices.")

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from datetime import timedelta
 from html import escape
@@ -54,7 +54,7 @@ from lightning_fl.trainer.session import session
 
 _INTERRUPTED = "finishing the round, then saving a checkpoint (once more stops at once)."
 
-PrecisionName = Literal["32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true"]
+PrecisionName = Literal["32", "32-true", "bf16-mixed", "bf16-true", "64", "64-true", 32, 64]
 
 
 @documented
@@ -101,6 +101,7 @@ class FederatedTrainer(TrainerSurface):
     def __post_init__(
         self, strategy: str | FederatedStrategy, callbacks: list[AnyCallback] | AnyCallback | None
     ) -> None:
+        self.precision = cast(PrecisionName, str(self.precision))
         check_settings(self)
         super().__post_init__()
         self.profiler = RoundProfiler() if self.profile else Unprofiled()
@@ -150,8 +151,7 @@ class FederatedTrainer(TrainerSurface):
         """
         with session(self, "fit", module, datamodule, ckpt_path):
             self.round.fitting = True
-            self.loop.call("on_train_start")
-            self.loop.training.add_late_parameters()
+            self.loop.training.begin()
             self.stacked = StackedLoop(self.loop) if self.stacked_clients > 1 else None
             started = time.perf_counter() - self.federation.wall_time_seconds
             checkpoint = self.run_log.directory / "checkpoints" / "last.ckpt"
@@ -167,12 +167,15 @@ class FederatedTrainer(TrainerSurface):
                     if self.federation.interrupted_by:
                         break
             self._report_end()
-            self.loop.call("on_train_end")
-            self.loop.call("on_fit_end")
+            self.loop.end_fit()
             self.run_log.hold()
             self.call("on_fit_end")
-            self._report_profile()
+            frame = profile_of_ranks(self.profiler, self.processes)
+            if frame is not None and self.is_global_zero:  # rounds were timed
+                self.run_log.write("profile.csv", csv_table(frame, float_format="%.9f"))
+                terminal().print(profile_table(frame))
             self.round.fitting = False
+            self._validate_trained()
         if self.federation.interrupted_by:
             if not self.is_global_zero:
                 raise SystemExit(0)  # with another code Fabric would end rank zero before it says this
@@ -181,6 +184,15 @@ class FederatedTrainer(TrainerSurface):
             if self.checkpoint_callback is not None:
                 kept = "fit(..., ckpt_path='last') resumes it"
             raise KeyboardInterrupt(f"{Signals(self.federation.interrupted_by).name} {done}, {kept}")
+
+    def _validate_trained(self) -> None:
+        """Let the latest validation be of the models that are kept; those that are final have had none."""
+        checkpoint = self.checkpoint_callback
+        if self.federation.models_are_final:
+            if self.federation.metrics.get("val"):
+                self.evaluate_split("val", self.processes.panel)
+        elif checkpoint is not None:
+            checkpoint.restore_measured(self)
 
     def _report_end(self) -> None:
         """Say why a fit stopped early, where no progress display does, or that more rounds may be better."""
@@ -237,8 +249,7 @@ class FederatedTrainer(TrainerSurface):
         """Return a callback's cohort, after checking its clients and models."""
         name = f"{hook.owner}.{hook.name}"
         if not isinstance(cohort, Cohort):
-            kind = type(cohort).__name__
-            raise ConfigurationError(f"{name} returned {kind}: return a Cohort, such as Cohort.of(clients).")
+            raise ConfigurationError(f"{name} returned {type(cohort).__name__}: return a Cohort (Cohort.of(clients)).")
         for one in cohort.participants:
             models = self.federation.collaboration.num_models
             named = (one.model,) if one.feeds is None else one.feeds
@@ -268,7 +279,9 @@ class FederatedTrainer(TrainerSurface):
     ) -> dict[int, list[Any]]:
         """``predict_step``'s outputs, batch by batch, for the clients that this rank hosts."""
         with session(self, "predict", module, datamodule, ckpt_path), self.loop.evaluator.evaluations("predict"):
-            return {client: self.predict_client(client, split) for client in self.hosted_clients}
+            found = {client: self.predict_client(client, split) for client in self.hosted_clients}
+            self.processes.of_ranks(None)  # so that another rank's error ends this one, too
+            return found
 
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
         with session(self, stage, module, datamodule, ckpt_path):
@@ -279,17 +292,18 @@ class FederatedTrainer(TrainerSurface):
             self.run_log.log_evaluation(self.federation, split, self._curve_names())
         return self.federation.metrics[split]
 
-    def evaluate_split(self, split: Split) -> ClientMetrics:
-        """Evaluate every client's present model on a split, within a fit or an evaluation."""
+    def evaluate_split(self, split: Split, clients: Sequence[int] | None = None) -> ClientMetrics:
+        """Evaluate the present models of hosted ``clients`` on a split, within a fit or an evaluation."""
         with self.profiler.profile(EVALUATION):
             if not self.loop.evaluator.evaluates(split):
                 metrics = self.federation.metrics[split] = ClientMetrics()
                 return metrics
             reports: dict[int, ClientReport] = {}
             with self.loop.evaluator.evaluations("validation" if split == "val" else split):
-                limit = self.limit_test_clients if split == "test" else None
-                sampled = self.processes.sample(limit, self.seed)
-                for client in self.processes.panel if self.round.fitting else sampled:
+                if clients is None:
+                    sampled = self.processes.sample(self.limit_test_clients if split == "test" else None, self.seed)
+                    clients = self.processes.panel if self.round.fitting else sampled
+                for client in clients:
                     if client in self.federation.absent_clients:
                         continue
                     weights = self.client_model(client)
@@ -298,12 +312,13 @@ class FederatedTrainer(TrainerSurface):
                     if report is not None:
                         reports[client] = report
                 reports = self.processes.exchange(reports)
+                if self.round.fitting:
+                    self.federation.freeze(self.loop.flat, [report.trainable for report in reports.values()])
                 samples = {client: report.num_samples for client, report in reports.items()}
                 self.federation.evaluated_samples[split] = samples
                 metrics = self._summary(reports)
                 means = self.federation.latest_means()
-                found = lightning_names(metrics, steps=False)
-                means.update({name: torch.tensor(mean) for name, mean in found.items()})
+                means.update({name: torch.tensor(mean) for name, mean in lightning_names(metrics, steps=False).items()})
             self.federation.metrics[split] = metrics
             self.call("on_evaluate_end", split, metrics)
             return metrics
@@ -328,10 +343,3 @@ class FederatedTrainer(TrainerSurface):
         if self.run_log.started:
             lines.append(f"run: <code>{escape(self.log_dir)}</code>")
         return "<br>".join(lines)
-
-    def _report_profile(self) -> None:
-        """Print where the time went and write ``profile.csv`` on rank zero, where rounds were timed."""
-        frame = profile_of_ranks(self.profiler, self.processes)
-        if frame is not None and self.is_global_zero:
-            self.run_log.write("profile.csv", csv_table(frame, float_format="%.9f"))
-            terminal().print(profile_table(frame))

@@ -10,6 +10,7 @@ from lightning_fl.core.metrics import (
     LoggedValue,
     default_metric,
     higher_is_better,
+    left_out,
     metric_name,
     monitored_metric,
     summarize,
@@ -34,6 +35,14 @@ def reports(name, values, **flags):
 )  # fmt: skip
 def test_the_direction_of_a_name(name, higher):
     assert higher_is_better(name) is higher
+
+
+def test_clients_that_statistics_leave_out_are_named_once_for_all_their_metrics():
+    nan = math.nan
+    assert left_out({"loss": {"a": 1.0, "b": math.inf}}) == []
+    (line,) = left_out({"loss": {"a": nan, "b": 1.0, "c": nan}, "acc": {"a": nan, "b": 0.5, "c": nan}})
+    assert line.startswith("loss, acc are NaN for a, c:")
+    assert len(left_out({"loss": {"a": nan, "b": 1.0}, "acc": {"a": 0.5, "b": nan}})) == 2
 
 
 def test_what_a_metric_states_comes_before_its_name():

@@ -57,10 +57,17 @@ def test_true_in_a_list_is_tensorboard_and_csv_and_all_get_the_same() -> None:
     assert notes.settings == {"strategy": "FedAvg", "seed": 0}
 
 
-@pytest.mark.parametrize("loggers", [[False], [True, True]])
-def test_true_stands_once_and_false_nowhere(loggers: list[bool]) -> None:
+def test_none_is_no_logger_and_a_tuple_is_as_good_as_a_list() -> None:
+    assert not {"metrics.csv", "events"} & {path.name.partition(".out")[0] for path in fit(None).iterdir()}
+    notes = Notes(), Notes()
+    fit(notes)
+    assert [[step for step, _ in one.points] for one in notes] == [[1, 2], [1, 2]]
+
+
+@pytest.mark.parametrize("logger", [[False], [True, True], (True, False), "csv", ["csv"], [None], 3])
+def test_what_is_no_logger_is_refused_before_a_fit(logger: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"trainer\.logger="):
-        FederatedTrainer(logger=loggers)
+        FederatedTrainer(logger=logger)
 
 
 def test_tensorboard_has_the_picture_of_the_file_and_a_logger_without_pictures_none(tmp_path: Path) -> None:

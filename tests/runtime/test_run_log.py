@@ -16,9 +16,10 @@ from tiny import TinyClients, TinyModule
 from torch import nn
 
 from lightning_fl import CheckpointError, ConfigurationError, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback
+from lightning_fl.callbacks import Callback, Figures
 from lightning_fl.runtime.curve_table import read_rows
 from lightning_fl.runtime.model_file import load_model_checkpoint
+from lightning_fl.study.finished_run import FinishedRun
 
 
 class NamedClients(TinyClients):
@@ -56,6 +57,36 @@ def test_no_client_s_curve_or_model_is_another_s(tmp_path: Path) -> None:
     files = {"a/b": "a_b-c14cddc0"}
     assert summary["file_names"] == files
     assert sorted(os.listdir(run / "models")) == ["a_b-c14cddc0.ckpt", "b.ckpt", "shared_0.ckpt", "worst.ckpt"]
+
+
+class OneNameForAll(TinyModule):
+    """Logs one name in all steps: 10 and the round in training, 20 and the round in validation, 30 in the test."""
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        self.log("loss", 10.0 + self.current_epoch)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.log("loss", 20.0 + self.current_epoch)
+
+    def test_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        self.log("loss", 30.0)
+
+
+def test_a_name_in_training_and_in_validation_is_two_curves(tmp_path: Path) -> None:
+    figures = Figures()
+    settings = {"default_root_dir": tmp_path, "enable_progress_bar": False, "local_steps": 1, "max_rounds": 4}
+    trainer = FederatedTrainer(callbacks=[figures], check_val_every_n_rounds=2, **settings)  # type: ignore[arg-type]
+    trainer.fit(OneNameForAll(), NamedClients("a", "b"))
+    table = pd.read_csv(Path(trainer.log_dir) / "metrics.csv").set_index("step")
+    for suffix in ("", "/worst", "/a", "/b"):
+        assert table[f"loss{suffix}"].to_dict() == {1: 10.0, 2: 11.0, 3: 12.0, 4: 13.0}
+        assert table[f"val/loss{suffix}"].dropna().to_dict() == {2: 21.0, 4: 23.0}
+    assert {turn: found["mean"] for turn, found in figures.history["val/loss"].items()} == {2: 21.0, 4: 23.0}
+    assert [found["mean"] for found in figures.history["loss"].values()] == [10.0, 11.0, 12.0, 13.0]
+    trainer.test(trainer.module, trainer.datamodule)
+    curve = FinishedRun.read(trainer.log_dir).curve("loss")
+    assert curve.set_index("round")["mean"].to_dict() == {2: 21.0, 4: 23.0}
 
 
 def test_a_fit_after_a_test_has_none_of_its_metrics(tmp_path: Path) -> None:

@@ -139,6 +139,16 @@ def trainer(tmp_path):
 
 
 class TestReport:
+    def test_clients_without_a_value_are_named(self, trainer):
+        class Gaps(Mean):
+            def test_step(self, batch):
+                self.log("test/mae", torch.where(batch[0].mean() == 2, math.nan, batch[0].mean()))
+
+        module, data = Gaps(), Constants([1.0, 2.0, 6.0], "measured")
+        trainer.fit(module, data)
+        trainer.test(module, data)
+        assert f"mae is NaN for {data.client_names()[1]}: left out" in report_of(trainer)
+
     @pytest.mark.parametrize(("source", "labels"), [("stand-in", 1), ("measured", 0)])
     def test_table_of_the_test(self, trainer, source, labels):
         module, data = Mean(), Constants([1.0, 2.0, 6.0], source)

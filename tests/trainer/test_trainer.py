@@ -15,7 +15,7 @@ from tiny import QUIET, TinyClients, TinyModule, same_bits, weights_of
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_fl import Collaboration, FederatedTrainer, TrainingError
+from lightning_fl import CheckpointError, Collaboration, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
     IFCA,
     BestClientModels,
@@ -202,6 +202,27 @@ def test_the_callers_random_state_is_left_alone() -> None:
     before = torch.get_rng_state()
     trainer().fit(module, data)
     assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_callers_threads_are_left_alone() -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        trainer(accelerator="cpu", devices=1).fit(TinyModule(), TinyClients())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [(32, torch.float32), (64, torch.float64)])
+def test_a_precision_may_be_a_number(precision: int, dtype: torch.dtype) -> None:
+    weights = []
+    for name in (precision, str(precision)):
+        run = trainer(precision=name, max_rounds=1)
+        run.fit(TinyModule(), TinyClients())
+        weights.append(run.models[0])
+    assert list(weights[0].vectors) == [dtype]
+    assert weights[0].equal(weights[1])
 
 
 class SetCoalitions(Callback):
@@ -489,3 +510,20 @@ def test_who_watches_a_client_s_start_sees_what_it_starts_from():
     assert [seen[:2] for seen in watcher.seen] == [(r, c) for r in range(2) for c in range(3)]
     assert not any(torch.equal(seen[2], watcher.seen[3][2]) for seen in watcher.seen[4:])  # personal layers differ
     assert watched.models[0].equal(alone.models[0])
+
+
+def test_the_best_round_is_this_run_s_and_not_another_s_in_the_same_folder(tmp_path):
+    """Without validation there is none; the model that another run found best is another model."""
+    data, other = TinyClients(), trainer(default_root_dir=tmp_path)
+    other.fit(TinyModule(), data)
+    assert (Path(other.log_dir) / "checkpoints" / "best.ckpt").is_file()
+    run = trainer(default_root_dir=tmp_path, check_val_every_n_rounds=0)
+    run.fit(TinyModule(0.01), data)
+    for evaluate in (run.validate, run.test, run.predict):
+        with pytest.raises(CheckpointError, match=r"best\.ckpt"):
+            evaluate(run.module, data, ckpt_path="best")
+    last = run.test(run.module, data, ckpt_path="last")["test_loss"].mean
+    assert last == run.test(run.module, data)["test_loss"].mean
+    fresh = trainer(default_root_dir=tmp_path)  # has not trained: the folder's
+    best = fresh.test(TinyModule(), data, ckpt_path="best")["test_loss"].mean
+    assert best == other.test(other.module, data, ckpt_path="best")["test_loss"].mean

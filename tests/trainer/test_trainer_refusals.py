@@ -34,6 +34,8 @@ TRAINERS: list[tuple[dict[str, Any], str]] = [
     ({"local_steps": 5, "local_epochs": 1}, "local_epochs and trainer.local_steps are both set"),
     ({"gradient_clip_val": -1.0, "optimizer_state": "warm"}, "gradient_clip_val=-1.0.*optimizer_state='warm'.*keep"),
     ({"precision": "16-mixed"}, "trainer.precision='16-mixed': choose one of 32, .*bf16-mixed"),
+    ({"deterministic": "warn"}, "trainer.deterministic='warn'"),
+    ({"profile": "simple"}, "trainer.profile='simple'"),
     ({"strategy": "ddp"}, "trainer.strategy='ddp' .*fedavg"),
     ({"strategy": 3}, "trainer.strategy=3 "),
     ({"strategy": "nowhere.Mine"}, "trainer.strategy='nowhere.Mine' cannot be imported"),
