@@ -60,7 +60,8 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
         if not snapshots:
             raise ConfigurationError(f"{run.folder / 'models'} has no snapshots: train with the callback Snapshots.")
         if len(shared) > 1:
-            raise ConfigurationError(f"{run.folder} has several models: choose one, as {next(iter(snapshots))}.")
+            what = f"{run.folder} has snapshots of {len(shared)} shared models"
+            raise ConfigurationError(f"{what}: choose one, such as {next(iter(snapshots))}.")
         return snapshots
     if not clients and model in ("best", "all"):
         raise ConfigurationError(f"{run.folder / 'models'} has no client models, only shared ones: remove --model.")

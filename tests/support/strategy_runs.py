@@ -139,6 +139,9 @@ class Script(Callback):
     def on_client_start(self, run: FederatedTrainer, client: int) -> None:
         self.fails = client in self.plan.failing.get(run.current_round, [])
 
+    def on_aggregate_end(self, run: FederatedTrainer) -> None:
+        self.fails = False  # evaluations may take gradients
+
     def on_client_step_end(self, run: FederatedTrainer, client: int, num_steps: int) -> None:
         """Let a client fail in the middle of its turn, in even rounds."""
         if self.fails and run.current_round % 2 == 0:

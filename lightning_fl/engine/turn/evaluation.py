@@ -49,7 +49,6 @@ class Evaluator:
         They are called in each client's turn if the first swaps weights, or a callback with a state has one of them.
         """
         services, start, end = self._services, f"on_{word}_start", f"on_{word}_end"
-
         flat, trainable = services.flat, services.flat.trainable()
 
         def call(name: str) -> None:
