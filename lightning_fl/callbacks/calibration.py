@@ -33,7 +33,8 @@ class Calibration(Callback):
     counts in probability bins for isotonic regression.
 
     Needs a ``predict_step`` (or ``forward``) that returns tensors shaped like the targets, in their units. Missing
-    targets (NaN) and those that are only bounds are ignored. Selecting the round by validation narrows intervals.
+    targets (NaN) and those that are only bounds are ignored. If validation also selects the best round, intervals may
+    be slightly too narrow.
 
     Raises:
         ConfigurationError: no client has validation data.

@@ -167,7 +167,7 @@ def _faults(name: str, value: object, rule: Any) -> Iterator[str]:
             yield f"{name}={cut(shown)}: must be {wanted}."
     elif origin is Literal:
         if value not in get_args(rule):
-            yield f"{name}={cut(repr(value))}: choose one of {', '.join(map(str, get_args(rule)))}."
+            yield f"{name}={cut(repr(value))}: choose one of {', '.join(dict.fromkeys(map(str, get_args(rule))))}."
     elif isinstance(value, Mapping) and get_args(rule):
         for key, one in value.items():
             yield from _faults(f"{name}[{key}]", one, get_args(rule)[-1])

@@ -171,13 +171,12 @@ class Federation:
             self.communication.begin(self.models[0])
         self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
 
-    def adopt(self, flat: FlatModule) -> list[str]:
-        """Give all models what a hook of the run changed in the module, which had the first one; returns the names."""
+    def adopt(self, flat: FlatModule) -> None:
+        """Give all models what a hook of the run changed in the module, which had the first one."""
         weights, first = flat.collect(), self.models[0]
         changed = [span for span in flat.spans() if not torch.equal(weights.part(span), first.part(span))]
         for model in self.models:
             copy_spans_(model, weights, changed)
-        return [span.name for span in changed]
 
     def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
         """Freeze what hooks froze in all turns of a round; what was trained at the end of any turn is trained on."""

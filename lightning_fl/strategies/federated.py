@@ -40,7 +40,7 @@ class FederatedStrategy(Learner, RankExchange):
     """Fabric's multi-process strategy, synchronised between clients once a round.
 
     Process group, launcher, devices, precision and checkpoint IO are Fabric's. Gradients are never synchronised;
-    clients are placed on ranks and their weights averaged once a round, with the same bits on any number of processes.
+    clients are placed on ranks, their weights averaged once a round, to the same bits on any number of like devices.
 
     An algorithm is a subclass with a :attr:`name` that overrides the steps of
     :class:`~lightning_fl.engine.learner.Learner` that it changes, such as :meth:`correct_gradient_` on the client or
@@ -58,7 +58,7 @@ class FederatedStrategy(Learner, RankExchange):
             fabric.strategy.average(model, num_samples=len(dataset))
 
     Args:
-        start_method: how Fabric starts the other processes: "popen" runs the script again, others its function.
+        start_method: how Fabric starts the other processes: "popen" runs the script again, the others a function.
         process_group_backend: "gloo", "nccl", ...; ``None`` chooses by device: Gloo between CPUs, and between processes
             that share a GPU; else "cpu:gloo,cuda:nccl", weights by NCCL and all else by Gloo.
         timeout: longest wait of ranks for each other, at the start and in every exchange: seconds or a ``timedelta``.

@@ -56,7 +56,7 @@ def test_several_models_take_what_changed_in_the_first_and_keep_the_rest(federat
     flat = FlatModule(module)
     flat.load(federation.models[0])
     module.linear.bias.data = torch.full((1,), 7.0)
-    assert federation.adopt(flat) == ["linear.bias"]
+    federation.adopt(flat)
     bias, weight = (next(span for span in flat.spans() if span.name == f"linear.{name}") for name in ("bias", "weight"))
     assert [model.part(bias).tolist() for model in federation.models] == [[7.0], [7.0]]
     assert [model.part(weight).tolist() for model in federation.models] == [[1.0] * 3, [4.0] * 3]

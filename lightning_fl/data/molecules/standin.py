@@ -20,7 +20,7 @@ Molecules are substituted ring systems and chains.
 - ``aqsoldb``: Delaney's equation as measured by nine laboratories (:data:`LABORATORIES`), which hold from half of the
   molecules down to a thirtieth, many in common.
 
-Differs from the papers: cLogP and PSA are Crippen's and Ertl's (RDKit); weights, thresholds and noise are ours.
+Differs from the papers: cLogP and PSA are Crippen's and Ertl's (RDKit); weights, thresholds, offsets, noise are ours.
 """
 
 from collections.abc import Sequence

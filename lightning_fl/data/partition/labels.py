@@ -99,7 +99,7 @@ class Dirichlet(LabelPartitioner):
 
     Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution for federated visual classification",
     2019, https://arxiv.org/abs/1909.06335, in the form with proportions per class (Yurochkin et al., ICML 2019): the
-    clients' shares of every class are one draw from Dir(α, ..., α), until every client has ``min_samples``.
+    clients' shares of every class are one draw from Dir(α, ..., α), redrawn until every client has ``min_samples``.
 
     Args:
         num_clients: number of clients.
@@ -129,7 +129,7 @@ class Pathological(LabelPartitioner):
 
     After McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017,
     section 3, with whole classes instead of shards, so that the number of classes is exact. The holders of a class have
-    equal shares of it; the numbers of holders of the classes differ by at most one. All share a class without any.
+    equal shares; classes' numbers of holders differ by at most one. All clients share a class without training samples.
 
     Args:
         num_clients: number of clients.
