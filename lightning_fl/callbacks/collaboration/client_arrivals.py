@@ -14,7 +14,7 @@ class ClientArrivals(Callback):
     """Keeps clients absent before a given round: they neither train nor are evaluated.
 
     A client arrives with the average of the others' models, weighted by samples. The callback of the collaboration then
-    finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances. With ``LocalTraining`` it goes on alone.
+    finds its place: ``HCCT`` by its first update, ``FedCollab`` by its distances. ``LocalTraining`` trains it alone.
 
     Args:
         rounds: client (its name, or its number as text) -> its first round, counted from 1.
