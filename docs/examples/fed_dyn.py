@@ -50,13 +50,13 @@ class FedDyn(FedAvg):
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
         """``∇L_k(θ_k^t) = ∇L_k(θ_k^{t-1}) - α (θ_k^t - θ^{t-1})``, if the regularised problem is solved."""
-        last = turn.kept.get("gradient") or turn.combine((0.0, turn.start))
-        turn.kept["gradient"] = turn.combine((1.0, last), (-self.alpha, weights), (self.alpha, turn.start))
+        last = turn.kept.get("gradient") or turn.direction((0.0, turn.start))
+        turn.kept["gradient"] = turn.direction((1.0, last), (-self.alpha, weights), (self.alpha, turn.start))
         return ClientUpdate(weights, scale=1 / turn.num_samples)  # times its samples is one
 
     def aggregate(self, update: ModelUpdate) -> Weights:
         """``h^t = h^{t-1} - (α/m) Σ (θ_k^t - θ^{t-1})``, ``θ^t = mean θ_k^t - h^t / α``."""
-        last = update.state.get("h") or update.combine((0.0, update.start))
+        last = update.state.get("h") or update.direction((0.0, update.start))
         share = self.alpha * len(update.contributions) / update.num_clients
-        update.state["h"] = update.combine((1.0, last), (-share, update.average), (share, update.start))
+        update.state["h"] = update.direction((1.0, last), (-share, update.average), (share, update.start))
         return update.combine((1.0, update.average), (-1 / self.alpha, update.state["h"]))

@@ -27,12 +27,12 @@ class Momenta(FedAvg):
                 vector.sub_(turn.kept["change"].vectors[dtype], alpha=self.client)
 
     def client_update(self, turn: ClientTurn, weights: Weights) -> ClientUpdate:
-        turn.kept["change"] = change = turn.combine((1.0, weights), (-1.0, turn.start))
+        turn.kept["change"] = change = turn.direction((1.0, weights), (-1.0, turn.start))
         return ClientUpdate(weights, numbers={"change": turn.dot(change, change) ** 0.5})
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        last = update.state.get("change", update.combine((0.0, update.start)))
-        change = update.combine((1.0, update.average), (-1.0, update.start), (self.server, last))
+        last = update.state.get("change", update.direction((0.0, update.start)))
+        change = update.direction((1.0, update.average), (-1.0, update.start), (self.server, last))
         update.state |= {"change": change, "length": update.dot(change, change) ** 0.5}
         return update.combine((1.0, update.start), (1.0, change))
 

@@ -62,7 +62,7 @@ class Callback:
     prediction_note: str | None = None
     #: Attributes that cross a round; checkpoints keep them under these names without a leading underscore.
     saved: ClassVar[tuple[str, ...]] = ()
-    #: Several of one class, with different settings, go together; else a run has one, as what is done twice misleads.
+    #: A run may have several of this class with different settings; otherwise it may have one only.
     several = False
 
     def setup(self, trainer: _Trainer, stage: str) -> None:

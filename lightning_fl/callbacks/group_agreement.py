@@ -16,7 +16,7 @@ class GroupAgreement(Callback):
 
     1 for equal partitions, 0 on average for random ones, and exactly 0 for all clients alone or together unless the
     groups are the same. Logged every round as ``coalitions/ari`` for the present clients; ``summary.json`` has the mean
-    over the last rounds as ``group_agreement``, a study as ``ari``. A mixture of models counts to the most used one.
+    over the last rounds as ``group_agreement``, a study as ``ari``. A mixture counts as its main model.
 
     Args:
         groups: names of the clients' groups, length N; ``None`` for those of the data module, such as the domains of

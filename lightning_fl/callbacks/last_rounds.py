@@ -19,7 +19,7 @@ class LastRounds(Callback):
 
     In contrast to the best round, the result is free of validation noise, as in papers that report their last model.
     ``summary.json`` has for every metric, under ``last_rounds``, the average of the mean over clients, of each round's
-    worst client and of each client; a study has them as ``last_mean`` and ``last_worst``. Shorter runs have none.
+    worst client and of each client; a study has them as ``last_mean`` and ``last_worst``. Runs ending sooner have none.
 
     Args:
         num: number of rounds.

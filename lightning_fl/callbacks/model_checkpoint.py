@@ -30,8 +30,8 @@ _STORE = "best_round"
 class ModelCheckpoint(Callback):
     """Saves ``checkpoints/last.ckpt`` every n rounds and at the end, and also ``best.ckpt`` when validation improves.
 
-    ``ckpt_path="last"`` or ``"best"`` resumes a run, with the same result as without the interruption; its folder
-    contains the best round's checkpoint from the start.
+    ``ckpt_path="last"`` or ``"best"`` resumes a run, with the same result as without the interruption; the new run's
+    folder gets the best round's checkpoint at its start.
     After fit the models of the best round (of the last round without validation) are written to ``models/``, one
     Lightning checkpoint per shared model and per client (for more than 1,000 clients, only for those with a model of
     their own). If clients' data stay on their ranks (``Silos`` in several processes), each rank writes its clients'
@@ -154,7 +154,7 @@ class ModelCheckpoint(Callback):
         return models, Collaboration.from_state_dict(self._best["collaboration"])
 
     def restore_measured(self, trainer: TrainerSurface) -> None:
-        """Let the latest validation be that of the best round, unless only an older version has measured it."""
+        """Restore the best round's validation as the latest one, unless an older version's checkpoint lacks it."""
         if self._best is not None and self._best.get("measured"):
             trainer.federation.restore_validation(self._best["measured"], trainer.client_names)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device, to a GPU through pinned memory and without waiting.
 
-    Use it for small or short-lived tensors: pinned memory is kept for later copies. One already there is returned.
+    Use it for small or short-lived tensors: pinned memory is kept for later copies. A tensor already there is returned.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -150,7 +150,7 @@ class ClientTurn:
         return linear_combination(self.start if elsewhere is None else elsewhere, terms, self.spans)
 
     def direction(self, *terms: tuple[float, Weights]) -> Weights:
-        """The same with zeros elsewhere: a difference of models that is kept while parameters may be unfrozen."""
+        """:meth:`combine` with zero elsewhere: for differences that are kept, as frozen parameters may be unfrozen."""
         return linear_combination(None, terms, self.spans)
 
     def with_buffers(self, weights: Weights, other: Weights) -> Weights:

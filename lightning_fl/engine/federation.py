@@ -137,10 +137,8 @@ class Federation:
             key="callback_metrics",
             trains=True,
             plain=dict[str, float],
-            save=lambda self: {name: float(value) for name, value in self.latest_means().items()},
-            load=lambda self, state, flat, names: (
-                self.latest_means() | {name: torch.tensor(v) for name, v in state.items()}
-            ),
+            save=lambda self: {name: float(value) for name, value in self.means.items()},
+            load=lambda self, state, flat, names: {name: torch.tensor(value) for name, value in state.items()},
         ),
     )
     """metric -> its latest mean over clients, as modules and schedulers read it."""
@@ -172,14 +170,14 @@ class Federation:
         self.keep_local(flat, [] if self.personal is None else self.personal.patterns)
 
     def adopt(self, flat: FlatModule) -> None:
-        """Give all models what a hook of the run changed in the module, which had the first one."""
+        """Copy to all models what a hook changed in the module, which held the first model."""
         weights, first = flat.collect(), self.models[0]
         changed = [span for span in flat.spans() if not torch.equal(weights.part(span), first.part(span))]
         for model in self.models:
             copy_spans_(model, weights, changed)
 
     def freeze(self, flat: FlatModule, turns: Sequence[Mapping[str, bool]]) -> None:
-        """Freeze what hooks froze in all turns of a round; what was trained at the end of any turn is trained on."""
+        """Freeze what hooks froze in every turn of a round; what ended any turn trainable is trainable from now on."""
         flags = {name: flag for changed in turns for name, flag in changed.items()}
         now = {name: flag or any(name not in changed for changed in turns) for name, flag in sorted(flags.items())}
         flat.set_trainable(now)
@@ -275,7 +273,7 @@ class Federation:
         return self.client_stores.get(PERSONAL_LAYERS, {})
 
     def curve_name(self, name: str, split: Split) -> str:
-        """A metric's name among all curves: with its split, where one that is measured before has the same name."""
+        """A metric's name among all curves: with its split if an earlier split has a metric of the same name."""
         earlier = SPLITS[: SPLITS.index(split)]
         return f"{split}/{name}" if any(name in self.metrics.get(one, {}) for one in earlier) else name
 
@@ -311,10 +309,11 @@ class Federation:
     def _count_bytes(self, flat: FlatModule) -> None:
         self.communication.model_bytes = shared_bytes(flat, self.personal, self.constant)
 
-    def latest_means(self) -> dict[str, Tensor]:
-        means = lightning_names(self.metrics.get("train", {}), steps=True)
+    def take_metrics(self, split: Split, metrics: ClientMetrics) -> None:
+        """Make metrics the latest ones of a split, and their means those of their names, whichever split had them."""
+        self.metrics[split] = metrics
+        means = lightning_names(metrics, steps=split == "train")
         self.means.update({name: torch.tensor(mean) for name, mean in means.items()})
-        return self.means
 
     def state_dict(self, processes: Processes) -> dict[str, Any]:
         """Plain values and tensors for a checkpoint; every rank must call it, and gets private clients' own states."""
@@ -333,7 +332,7 @@ class Federation:
         return state | {"clients": stores.pop("", {}), "client_stores": stores}
 
     def common_state(self, beginning: str = "") -> dict[str, Any]:
-        """What a checkpoint keeps besides clients' own states, of keys that begin so."""
+        """The part of a checkpoint that is not of single clients, for keys that start with ``beginning``."""
         state: dict[str, Any] = {}
         for one, key, how in saved_fields(Federation):
             if key.startswith(beginning) and not how.per_client:
@@ -341,7 +340,7 @@ class Federation:
         return state
 
     def restore_validation(self, measured: Mapping[str, Any], names: Sequence[str]) -> None:
-        """Let the latest validation be one that a checkpoint kept: ``val`` of its entries of ``measured``."""
+        """Restore the latest validation from the "val" entries of a checkpoint's ``measured``."""
         self.metrics |= _load_metrics({"val": measured["metrics"]["val"]}, names)
         if "gains" in measured:
             self.gains["val"] = {name: GainSummary(**one) for name, one in measured["gains"]["val"].items()}

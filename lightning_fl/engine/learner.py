@@ -78,7 +78,7 @@ class ModelUpdate:
         return linear_combination(self.average if elsewhere is None else elsewhere, terms, self.spans)
 
     def direction(self, *terms: tuple[float, Weights]) -> Weights:
-        """The same with zeros elsewhere: a difference of models that is kept while parameters may be unfrozen."""
+        """:meth:`combine` with zero elsewhere: for differences that are kept, as frozen parameters may be unfrozen."""
         return linear_combination(None, terms, self.spans)
 
     def dot(self, first: Weights, second: Weights) -> float:
@@ -110,7 +110,7 @@ class Learner:
     #: gradient, the weights, the turn's start and its kept :class:`Weights` as rows [n, P'], the model's state as [P'].
     #: All other attributes of the turn are then those of one of these clients.
     elementwise: bool = False
-    #: Values of ``trainer.optimizer_state`` with which momentum, known to begin at zero, would be taken for steps.
+    #: Values of ``optimizer_state`` refused with momentum, because that of earlier turns would count as steps.
     without_states: tuple[str, ...] = ()
     #: Names of further vectors, in the layout of the weights, that clients send and the server averages.
     extra_vectors: tuple[str, ...] = ()

@@ -34,10 +34,10 @@ class Settings:
     check_val_every_n_rounds: Size = 1
     """evaluate every client's model on its validation data every n rounds and after the last; 0 for never."""
     limit_val_clients: Count | None = 1000
-    """fit validates at most this many clients, of more a sample drawn once by the seed; ``None`` for all. ``validate``
+    """``fit`` validates at most this many clients, a sample drawn once by the seed; ``None`` for all. ``validate``
     takes all."""
     limit_test_clients: Count | None = field(default=None, metadata=NOT_DECIDING)
-    """``test`` evaluates at most this many clients, of more a sample drawn by the seed; ``None`` for all."""
+    """``test`` evaluates at most this many clients, a sample drawn by the seed; ``None`` for all."""
     gradient_clip_val: Positive | None = None
     """clip gradients at this norm or value."""
     gradient_clip_algorithm: Literal["norm", "value"] | None = None

@@ -22,9 +22,8 @@ from lightning_fl.inference.trained_run import TrainedRun
 from lightning_fl.runtime.calibration_file import TargetCalibration, read_calibration
 
 #: Recorded fields that describe the distribution over clients and not how a sample is read.
-_DISTRIBUTION_FIELDS = frozenset(
-    {"client_names", "client_sizes", "num_clients", "partitioner", "split", "split_seed", "stratified", "train_shares"}
-)
+_DISTRIBUTION_FIELDS = {"client_names", "client_sizes", "duplicates", "left_out", "num_clients", "partitioner"}
+_DISTRIBUTION_FIELDS |= {"split", "split_seed", "stratified", "train_shares"}
 
 
 def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming: Naming) -> list[TargetCalibration]:

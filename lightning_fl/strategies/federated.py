@@ -40,7 +40,7 @@ class FederatedStrategy(Learner, RankExchange):
     """Fabric's multi-process strategy, synchronised between clients once a round.
 
     Process group, launcher, devices, precision and checkpoint IO are Fabric's. Gradients are never synchronised;
-    clients are placed on ranks, their weights averaged once a round, to the same bits on any number of like devices.
+    clients are placed on ranks and averaged once a round, to the same bits on any number of devices of one kind.
 
     An algorithm is a subclass with a :attr:`name` that overrides the steps of
     :class:`~lightning_fl.engine.learner.Learner` that it changes, such as :meth:`correct_gradient_` on the client or

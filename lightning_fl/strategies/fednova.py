@@ -29,7 +29,7 @@ class FedNova(FedAvg):
     that took no step is left out. Buffers are averaged with the weights p_i / a_i.
 
     Raises:
-        ConfigurationError: an SGD has several learning rates or momenta, dampening or Nesterov's steps.
+        ConfigurationError: optimisers with momentum are not one SGD that :func:`.plain_sgd` accepts.
     """
 
     name = "fednova"

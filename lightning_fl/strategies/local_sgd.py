@@ -37,6 +37,6 @@ def plain_sgd(optimizers: Sequence[Optimizer], who: str) -> float:
     found = {(float(group["lr"]), float(group["momentum"])) for group in groups}
     special = any(group[name] for group in groups for name in ("nesterov", "dampening", "maximize"))
     if len(found) > 1 or special or groups[0]["momentum"] >= 1:
-        needed = "SGD with one learning rate and one momentum, without dampening, Nesterov momentum or maximize"
+        needed = "SGD with one learning rate, one momentum below 1, and no dampening, nesterov or maximize"
         raise ConfigurationError(f"{who} needs {needed}.")
     return found.pop()[1]

@@ -34,7 +34,7 @@ class MaxFL(FederatedStrategy):
         server_rate: η_g, of the server's step; default 1. Not with ``opt_out``.
         eps: ε, which leaves a cohort that cannot be won over where it is; default 0.01. Not with ``opt_out``.
         opt_out: clients take part while the shared model meets their threshold, else train alone.
-        weights: weigh "clients" equally, as in the paper (default without ``opt_out``), or by "samples".
+        weights: weigh "clients" equally, as in the paper, or by "samples", the default with ``opt_out`` only.
         **settings: those of every strategy.
     """
 

@@ -2,7 +2,7 @@
 
 A collective that breaks names neither the rank at fault nor its reason. So the first error of a run is kept under a key
 of the store, where a thread of every rank finds it; a rank that does not end by itself soon after is ended. The threads
-also write the heartbeats of their ranks. Only they use the store: its calls wait while its process is stopped.
+also write the heartbeats of their ranks. Only they use the store: its calls block while its server is stopped.
 
 Ranks of one machine listen on its loopback interface only, those of several on the interface of MASTER_ADDR.
 """

@@ -126,11 +126,11 @@ def _is_federated(kind: object) -> TypeGuard[type[FederatedStrategy]]:
 def _check_processes(number: int, names: str) -> None:
     """Refuse far more processes than this machine's cores can run at once, before they are started."""
     if number > _most() and "LOCAL_RANK" not in os.environ:
-        raise ConfigurationError(f"{names} ask for {number} processes on {usable_cores()} CPU cores: lower it.")
+        raise ConfigurationError(f"{names}: {number} processes are too many for {usable_cores()} CPU cores. Use fewer.")
 
 
 def _most() -> int:
-    """More processes, and more threads of a process, are refused."""
+    """The most processes, and the most threads of a process, that are accepted."""
     return max(4 * usable_cores(), 8)
 
 
@@ -214,8 +214,8 @@ def check_settings(settings: Settings) -> None:
     """Report every fault of the trainer's arguments in one message."""
     given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
     faults = faults_of(given, vars(settings), "trainer.")
-    for name in (name for name, hint in given.items() if hint is bool):
-        if not isinstance(value := getattr(settings, name), bool):
+    for name, hint in given.items():
+        if hint is bool and not isinstance(value := getattr(settings, name), bool):
             faults.append(f"trainer.{name}={value!r}: must be True or False.")
     if isinstance(settings.num_threads, int) and settings.num_threads > _most():
         what = f"trainer.num_threads={settings.num_threads}: too many for this machine's {usable_cores()} CPU cores"

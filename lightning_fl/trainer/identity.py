@@ -130,7 +130,7 @@ def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) ->
         ("layout of weights", _layout(state["models"][0]), _layout(trainer.federation.models[0].state_dict())),
     ):
         if before != now:
-            raise CheckpointError(f"{path}: the checkpoint's {what} is {before}, not {now}: use that run's recipe.")
+            raise CheckpointError(f"{path}: its {what} is {before}, this run's is {now}: use the recipe of its run.")
     pairs = enumerate(zip(state["client_names"], trainer.client_names, strict=True))
     if renamed := {f"client {client}": names for client, names in pairs if names[0] != names[1]}:
         remedy = "Give the data of that run's clients, under the same names and in the same order."
@@ -159,7 +159,7 @@ def find_differences(
     found |= _other_data(trainer, state["data"])
     known = trainer.run_log.summary.get("differs_from_checkpoint", {})  # reported by the fit before this evaluation
     if new := {name: values for name, values in found.items() if name not in known}:
-        own = "This run uses its own settings; summary.json lists it as differs_from_checkpoint."
+        own = "This run uses its own settings; summary.json lists the differences as differs_from_checkpoint."
         rank_zero_warn(f"{path} is of a run that differs from this one: {_listed(new)}. {own}")
     return found
 

@@ -96,8 +96,8 @@ def _start(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any) -> 
     # A resumed run may have found nothing better than the run that it resumes.
     resumed = [] if trainer.ckpt_path is None else [Path(trainer.ckpt_path).parent.parent]
     before = [trainer.run_log.directory] if trainer.run_log.started else []
+    others = stage == "fit" or not trainer.run_log.fitted  # an evaluation after a fit does not search other runs
     # Read before this run has a folder, so that a refused one leaves none.
-    others = stage == "fit" or not trainer.run_log.fitted
     path = resolve_checkpoint(ckpt_path, trainer.fabric, trainer.run_log.root, [*before, *resumed], others)
     state = {} if path is None else load_state(near(path), trainer.fabric)
     trainer.run_log.start(trainer.fabric, fits=stage == "fit")

@@ -9,7 +9,6 @@ from html import escape
 from signal import Signals
 from typing import Annotated, Any, Literal, cast
 
-import torch
 from annotated_types import Interval, doc
 from lightning.fabric.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from lightning.pytorch import LightningModule
@@ -21,7 +20,7 @@ from lightning_fl.core.cohort import Cohort
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.escaping import csv_table, terminal
 from lightning_fl.core.lightning_types import AnyLogger
-from lightning_fl.core.metrics import ClientMetrics, default_metric, lightning_names, summarize
+from lightning_fl.core.metrics import ClientMetrics, default_metric, summarize
 from lightning_fl.core.validation import Count, documented
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
@@ -186,7 +185,7 @@ class FederatedTrainer(TrainerSurface):
             raise KeyboardInterrupt(f"{Signals(self.federation.interrupted_by).name} {done}, {kept}")
 
     def _validate_trained(self) -> None:
-        """Let the latest validation be of the models that are kept; those that are final have had none."""
+        """Make the latest validation that of the kept models: validate final ones, else restore the best round's."""
         checkpoint = self.checkpoint_callback
         if self.federation.models_are_final:
             if self.federation.metrics.get("val"):
@@ -218,7 +217,7 @@ class FederatedTrainer(TrainerSurface):
             train_round(self.loop, cohort, self.stacked)
         self.call("on_aggregate_end")
         self.round.starts = []
-        self.federation.metrics["train"] = self._summary(self.round.reports)
+        self.federation.take_metrics("train", self._summary(self.round.reports))
         self.federation.current_round += 1
         self.federation.global_step += max((report.num_steps for report in self.round.reports.values()), default=0)
         self.round.evaluated = self.evaluates_after(self.federation.current_round)
@@ -293,7 +292,7 @@ class FederatedTrainer(TrainerSurface):
         return self.federation.metrics[split]
 
     def evaluate_split(self, split: Split, clients: Sequence[int] | None = None) -> ClientMetrics:
-        """Evaluate the present models of hosted ``clients`` on a split, within a fit or an evaluation."""
+        """Evaluate the models of hosted ``clients``, by default those that the run evaluates, on a split."""
         with self.profiler.profile(EVALUATION):
             if not self.loop.evaluator.evaluates(split):
                 metrics = self.federation.metrics[split] = ClientMetrics()
@@ -317,9 +316,7 @@ class FederatedTrainer(TrainerSurface):
                 samples = {client: report.num_samples for client, report in reports.items()}
                 self.federation.evaluated_samples[split] = samples
                 metrics = self._summary(reports)
-                means = self.federation.latest_means()
-                means.update({name: torch.tensor(mean) for name, mean in lightning_names(metrics, steps=False).items()})
-            self.federation.metrics[split] = metrics
+                self.federation.take_metrics(split, metrics)
             self.call("on_evaluate_end", split, metrics)
             return metrics
 

@@ -84,6 +84,7 @@ def test_a_name_in_training_and_in_validation_is_two_curves(tmp_path: Path) -> N
         assert table[f"val/loss{suffix}"].dropna().to_dict() == {2: 21.0, 4: 23.0}
     assert {turn: found["mean"] for turn, found in figures.history["val/loss"].items()} == {2: 21.0, 4: 23.0}
     assert [found["mean"] for found in figures.history["loss"].values()] == [10.0, 11.0, 12.0, 13.0]
+    assert trainer.loop.module_trainer.callback_metrics["loss"] == 23.0  # the latest, as in Lightning
     trainer.test(trainer.module, trainer.datamodule)
     curve = FinishedRun.read(trainer.log_dir).curve("loss")
     assert curve.set_index("round")["mean"].to_dict() == {2: 21.0, 4: 23.0}

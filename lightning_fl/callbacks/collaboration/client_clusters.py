@@ -40,7 +40,7 @@ class ClientClusters(Callback):
         clusters: current cluster of every client, as numbered by :meth:`assign`, -1 for none, length N.
 
     Raises:
-        ConfigurationError: the number of clusters is out of range, or at the start larger than that of clients.
+        ConfigurationError: the number of clusters is out of range, or at the start of a run exceeds that of clients.
 
     Example:
         >>> class Halves(ClientClusters):

@@ -43,7 +43,7 @@ class CollaborationGraph(Callback):
     clients; the others keep their candidates). Writes ``communication.csv``.
 
     Args:
-        budget: B_c, the most collaborators of a client: a number, a share of N (0.1), or ``None`` for all. 0: local.
+        budget: B_c, most collaborators of a client: a number, a share of N (0.1), or ``None`` for all; 0 trains alone.
         graph: "greedy" is DPFL; "random" gives every client ``budget`` others, drawn once; "full" all others;
             otherwise a CSV file with the clients' names in its first row and column, and a 1 in row k for the
             collaborators of client k, else 0.
@@ -291,7 +291,7 @@ def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
     missing = [name for name in names if name not in table.index or name not in table.columns]
     if missing or table.index.has_duplicates:
         name = (missing or table.index[table.index.duplicated()])[0]
-        raise ConfigurationError(f"{path}: client {name} has no row or column, or several. Give each one.")
+        raise ConfigurationError(f"{path}: give client {name} exactly one row and one column.")
     matrix = table.loc[list(names), list(names)]
     for (k, j), entry in np.ndenumerate(matrix.to_numpy()):
         if entry not in (0, 1):

@@ -63,7 +63,7 @@ class FedCollab(ClientClusters):
     Args:
         capacity: C of the model class: 10 for Fashion-MNIST and CIFAR-10, 8 for CIFAR-100 in the paper; 0 leaves
             clients with different data alone. C / √m is the excess error of a model of m samples, which 1 bounds.
-            ``None`` for 10, at most √m for the clients' mean m. The study ``fedcollab_capacity`` chooses by validation.
+            ``None``: 10, or √m of the clients' mean m if less. The study ``fedcollab_capacity`` chooses by validation.
         num_restarts: starts of the search for coalitions.
         distances: file of known distances: ``distances.csv`` of another run (clients by name), or a ``.npy`` matrix
             [N, N] in the clients' order. Missing pairs and NaN are measured.
@@ -106,7 +106,7 @@ class FedCollab(ClientClusters):
             given = f"distances={distances!r} and structure={structure!r}"
             raise ConfigurationError(f"FedCollab.{given} are both set. Drop one: a structure has its own distances.")
         if (warm_up_rounds > 0) != (layer is not None) or (layer and encoder is not None):
-            raise ConfigurationError(f"FedCollab.{warm_up_rounds=}, {layer=}: give both or neither, and no encoder.")
+            raise ConfigurationError(f"FedCollab.{warm_up_rounds=}, {layer=}: give both without encoder, or neither.")
         self.warm_up_rounds = warm_up_rounds
         self.layer = layer
         self.capacity = capacity

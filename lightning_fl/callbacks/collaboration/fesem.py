@@ -52,7 +52,7 @@ class FeSEM(ClientClusters):
     def assign(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> dict[int, int]:
         """Assign participants; the engine averages them to the new centres."""
         centres = self._centres(trainer)
-        if max(self.clusters) >= 0:
+        if max(self.clusters) >= 0:  # not the first round
             nearest = self._nearest(trainer, weights, clients, centres)
         else:
             nearest = self._first(trainer, weights, clients)

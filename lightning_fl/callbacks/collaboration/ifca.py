@@ -139,8 +139,8 @@ class IFCA(ClientClusters):
         flat = trainer.loop.flat
         spans = trainer.loop.averaged_spans()
         models = [own]
-        # The weights of such layers are computed, and reset_parameters would draw what is computed.
-        computed = any(hasattr(one, "reset_parameters") and is_parametrized(one) for one in flat.module.modules())
+        # A parametrised layer's weight is computed anew at each access, so that what reset_parameters draws is lost.
+        computed = any(hasattr(part, "reset_parameters") and is_parametrized(part) for part in flat.module.modules())
         for model in range(1, self.num_clusters):
             path = ("first models", model)
             if self.initial_noise is None:
@@ -153,8 +153,8 @@ class IFCA(ClientClusters):
             if any(models[-1].equal(one) for one in models[:-1]) or (computed and self.initial_noise is None):
                 advice = "leave it out, as all its parameters are zero"
                 if self.initial_noise is None:
-                    advice = "set it, or define a reset_parameters that draws, in the module or its layers"
-                what = f"{name}.initial_noise: models of {type(trainer.module).__name__} would start equal"
+                    advice = "set it" if computed else "set it, or define a reset_parameters that draws"
+                what = f"{name}.initial_noise: models of {type(trainer.module).__name__} would start with equal weights"
                 raise ConfigurationError(f"{what}; {advice}.")
         return models
 

@@ -27,7 +27,7 @@ class HeldOutFigure(FigureCallback):
     ``target`` than the default ``NAME_SPLIT_NUMBER.png`` or ``NAME_SPLIT_all.png``, and in TensorBoard. Missing targets
     (NaN) and bounds are ignored. If ``predict_step`` does not fit the targets, it warns and draws nothing.
 
-    Sends every client's held-out targets and predictions to rank zero: do not use it if they must not leave a silo.
+    Sends every client's held-out targets and predictions to all ranks: do not use it if they must not leave a silo.
 
     Args:
         split: of the data.

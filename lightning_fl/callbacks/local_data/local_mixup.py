@@ -9,10 +9,10 @@ The mixing is :func:`lightning_fl.functional.mix`; g is the identity, or the mod
 compares clients (``DROClientSampling``) needs a gamma per sample, not per batch as in Zhang et al.: mixed targets have
 ``gamma^2 + (1 - gamma)^2`` of the variance, so a client with a gamma of 0.5 looks easier than its equal with 0.99.
 
-Differs from the paper: partners come from the same batch instead of the client's whole data set, as in Zhang et al.;
-class labels cannot be mixed and give the gamma-weighted sum of two losses, the same for the cross-entropy, also
-floating targets of a module with ``task`` "multiclass" or "survival"; what the module itself logs in ``training_step``
-is then the plain mean of both (read ``train/loss``). The mixture of two bounds of a value
+Differs from the paper: partners come from the same batch instead of the client's whole data set, as in Zhang et al.
+Class labels, and floating targets of a module with ``task`` "multiclass" or "survival", are not mixed: the loss is the
+gamma-weighted sum of the losses for both, the same for the cross-entropy. What the module logs in ``training_step`` is
+then their plain mean; ``train/loss`` is weighted unless the module logs it. The mixture of two bounds of a value
 (``y_bound``: at most, at least) is known if they have the same direction or one is exact; otherwise it is missing.
 """
 

@@ -17,7 +17,7 @@ training losses: with dropout, batch statistics and mixup.
 losses. With ``step_size`` 0 this is the mean over clients with equal weights: the baseline of DRFA and DRFLM.
 
 The unit of ``step_size`` is 1 / loss of the module's ``training_step``. ``MoleculeModel`` with ``standardize_targets``
-divides the squared error by the targets' variance: on ESOL (variance 4.4) a step of 0.1 is 0.1 / 4.4 = 0.023 there.
+divides the squared error by the targets' variance: on ESOL (variance 4.4), 0.1 is the paper's 0.1 / 4.4 = 0.023.
 
 In AFL all clients take one step from w_t and count with lambda_t in the average w_{t+1}; lambda ascends their losses at
 w_t in the same round, ``lambda_{t+1} = Π(lambda_t + eta F(w_t))``. Its result is the average of w_1, ..., w_t, which

@@ -113,7 +113,7 @@ class FedSoft(SoftAveraging):
 def _drawn(trainer: TrainerSurface, possible: Sequence[Participant], number: int) -> list[Participant]:
     """Draw ``Sel_s``, ``number`` contributors of every model s; returned are those drawn for at least one, in order."""
     if any(one.weight is not None for one in possible):
-        raise ConfigurationError("FedSoft.clients_per_model conflicts with a callback that selects clients: drop it.")
+        raise ConfigurationError("FedSoft.clients_per_model conflicts with the callback that sets weights: drop one.")
     feeds: dict[int, list[int]] = {}
     clients = [one.client for one in possible]
     for model, weights in enumerate(trainer.federation.collaboration.aggregation[:, clients]):

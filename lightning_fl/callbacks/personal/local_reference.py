@@ -53,10 +53,10 @@ class LocalReference(Callback):
         own_best_round: compare outside of a fit with each client's local model of its own best round by validation, as
             training alone with early stopping would end; the metric that decides on the best round decides. A later
             process that tests ``best.ckpt`` knows only the rounds until then.
-        run: folder or ``summary.json`` of a finished run of ``LocalTraining`` on the same data, to use instead.
+        run: folder or ``summary.json`` of a finished ``LocalTraining`` run on the same data, used as the reference.
 
     Raises:
-        ConfigurationError: at the start of a run, ``run`` has no summary or other data.
+        ConfigurationError: at the start of a run, ``run`` has no summary, or has other data.
         TrainingError: a client's local training fails.
     """
 

@@ -38,7 +38,7 @@ class PersonalLayers(Callback):
             "normalization" for all BatchNorm and InstanceNorm layers with parameters or statistics: FedBN.
 
     Raises:
-        ConfigurationError: no layers; at the start, a name matches nothing or everything, or no normalisation.
+        ConfigurationError: ``layers`` is empty, matches nothing or everything, or there is no normalisation layer.
     """
 
     method_name = "+ personal layers"

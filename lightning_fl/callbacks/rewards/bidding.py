@@ -44,7 +44,7 @@ class BiddingPolicy(ABC):
     def bid(self, view: BidView, generator: torch.Generator) -> list[int]:
         """Choose distinct tiers 0..K-1 in order of preference, on the rank of the client; empty for no bid.
 
-        Bids at the end that the client cannot pay are dropped. ``generator`` is of this client and round, on the CPU.
+        The last bids that the client cannot pay are dropped. Draw only from ``generator``, of this client and round.
         """
 
 

@@ -44,7 +44,7 @@ class ShapleyRewards(Callback):
         normalized: values relative to the average client, ``-<∇L, lambda_i (W_i - W_M)>``, with sum 0; otherwise
             relative to a client that learned nothing, ``-<∇L, lambda_i (W_i - W_start)>``, with the first-order
             decrease of the loss as sum. Exact and permuted values sum to the average's decrease in both cases: the
-            model of a coalition is its members' average by lambda, or the start plus their shares of the update.
+            model of a coalition is its members' lambda-weighted mean, or the start plus their shares of the update.
         split: split of the held-out samples; "train" for data without (suitable) validation samples, where
             ``leave_own_out`` avoids a bias for clients that fit their own errors.
         leave_own_out: value each client only on samples of the model's other participants, for "first_order". Values
@@ -102,7 +102,7 @@ class ShapleyRewards(Callback):
         if self.every_n_rounds > (most := trainer.max_rounds):
             raise ConfigurationError(f"ShapleyRewards.every_n_rounds={self.every_n_rounds}: must be at most {most}.")
         if choosers := [type(one).__name__ for one in trainer.callbacks if "model_per_client" in one.traits]:
-            raise ConfigurationError(f"ShapleyRewards values shared models: remove it, or {choosers[0]}.")
+            raise ConfigurationError(f"ShapleyRewards values shared models, {choosers[0]} has none: remove one.")
 
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         self.__post_init__()

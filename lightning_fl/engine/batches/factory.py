@@ -188,4 +188,4 @@ def plain_options(loader: DataLoader) -> dict[str, Any] | None:
 
 def _in_turn(loaders: Sequence[ClientBatches | None]) -> ClientBatches | None:
     held = [loader for loader in loaders if loader is not None]
-    return (held[0] if held else None) if len(held) < 2 else LoadersInTurn(held)
+    return LoadersInTurn(held) if len(held) > 1 else next(iter(held), None)

@@ -93,7 +93,7 @@ class LoaderBatches(ClientBatches):
             batch = item[0] if several else item
             yield batch, getattr(batch, "num_graphs", None)
         if self._gave_batches and not gave:
-            raise DataError(f"the {type(self._loader).__name__} gave no batches again: make its __iter__ restart.")
+            raise DataError(f"the {type(self._loader).__name__} gave batches only once: make its __iter__ restart.")
 
     def _seed(self, path: tuple[int | str, ...]) -> None:
         if self._held is None:

@@ -74,8 +74,8 @@ class Pack(ABC):
         """Gather batches of consecutive samples.
 
         Args:
-            indices: the samples [n], on the pack's device, and ``on_host``: some packs would wait for them.
-            targets: replacement of their own, [n, ...], on the pack's device.
+            indices: the samples [n], on the pack's device; ``on_host`` has them on the host, to read without waiting.
+            targets: used instead of the samples' own, [n, ...], on the pack's device.
         """
 
     def send_to(self, device: torch.device) -> "Pack":

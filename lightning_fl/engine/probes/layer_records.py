@@ -57,7 +57,7 @@ def layer_records(
         for (given, made), of_batch in zip(seen, targets, strict=False)
     )
     if not fits:
-        raise ConfigurationError(f"layer={name!r} is not called once per batch of vectors: name a later submodule.")
+        raise ConfigurationError(f"layer={name!r} must run once per batch, on a vector per sample: name a later one.")
     given, made = zip(*seen, strict=True)
     return LayerRecords(torch.cat(given), torch.cat(made), torch.cat(targets).to(given[0].device))
 

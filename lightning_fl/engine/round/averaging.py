@@ -120,9 +120,9 @@ class SharedModels:
         if weight is None:
             return part
         shares = self._loop.federation.collaboration.personalisation[participant.client]
-        drawn = participant.model is not None or participant.feeds is not None  # by its shares already
-        # Not zero, as the whole of a model's weights must not be.
-        return {model: weight if drawn else weight * max(float(shares[model]), 1e-6) for model in part}
+        assigned = participant.model is not None or participant.feeds is not None  # independent of its shares
+        # Positive, because the weights of a model are divided by their sum.
+        return {model: weight if assigned else weight * max(float(shares[model]), 1e-6) for model in part}
 
     def _weigh(self, arrived: Mapping[Participant, ClientReport]) -> None:
         """Replace the weights of the finished participants by those that the strategy computes."""
@@ -310,7 +310,7 @@ class ClientModels:
         collaboration = self._chooser({client: federation.models[client] for client in clients})
         if collaboration is None or collaboration.num_models != processes.num_clients:
             must = f"must return a Collaboration with {processes.num_clients} models, one for each client"
-            raise ConfigurationError(f"{self._chooser.owner}.select_collaboration {must}: it is model_per_client.")
+            raise ConfigurationError(f"{self._chooser.owner}.select_collaboration {must} (model_per_client).")
         average_in_place(federation.models, _scaled(collaboration.aggregation, reports), clients)
         if self._starts is not None:
             for client in clients:

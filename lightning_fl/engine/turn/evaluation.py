@@ -117,11 +117,11 @@ class Evaluator:
         return ClientReport(sum(sizes), 0, metrics, trainable=changed)
 
     def warn_of_change(self, names: Sequence[str], where: str) -> None:
-        """Warn once of each thing that a hook outside of training has changed, for nothing."""
+        """Warn that a hook outside of training changed parameters or buffers in vain, once for each of them."""
         if new := [name for name in names if name not in self._warned_of]:
             self._warned_of.update(new)
-            what = f"{', '.join(map(repr, new))} changed {where}, which is lost"
-            rank_zero_warn(f"{what}. Change it in a hook of a client's training, such as on_train_epoch_end.")
+            what = f"the change of {', '.join(map(repr, new))} {where} is lost"
+            rank_zero_warn(f"{what}: make it in a hook of a client's training, such as on_train_epoch_end.")
 
     def predict(self, client: int, weights: Weights, split: Split) -> list[Any]:
         """Outputs of ``predict_step`` for a client's split, on the CPU; a list per loader if there are several."""

@@ -120,7 +120,7 @@ class FlatOptimizer:
     def of(
         cls, optimizer: Optimizer, flat: FlatModule, earlier: "FlatOptimizer | None" = None, *, fused: bool = False
     ) -> "FlatOptimizer | None":
-        """The flat form of an optimiser, with its state, in ``earlier`` vectors; ``None`` if none or slower."""
+        """The flat form of an optimiser and its state, reusing ``earlier`` runs; ``None`` if impossible or slower."""
         if not is_elementwise(optimizer):
             return None
         if earlier is not None and earlier._covers(optimizer):
@@ -208,7 +208,7 @@ def step_twin(twin: Optimizer, optimizer: Optimizer, *, fused: bool = False, has
 
 
 def has_fused_step(optimizer: Optimizer, *, gains: bool = False) -> bool:
-    """Whether torch has a fused step kernel of the optimiser, and, if asked, one that ``gains``."""
+    """Whether torch has a fused step kernel of the optimiser; with ``gains``, one that is faster on a CPU."""
     return type(optimizer) in (_GAIN if gains else _FUSED)
 
 

@@ -146,15 +146,15 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         self.client: int | None = None
         self.progress: Any = self.fit_loop.epoch_loop.batch_progress
         self._between_turns = EarlyLog()
-        #: Batches of the client's turn and optimiser steps of its whole run; or what sets them, when asked for.
+        #: Batches of the client's turn and its optimiser steps in the whole run, or a function that sets this pair.
         self.length: tuple[float | None, float | None] | Callable[[], None] = (None, None)
         self._evaluated_split: Split = "test"
         self._num_batches: dict[str, list[float] | None] = {"val": [], "test": [], "predict": []}
         #: Called between the gradients and the optimiser's step: the module's hook, and clipping.
         self.before_optimizer_step: Callable[[Optimizer], None] = lambda optimizer: None
         #: The loggers as callbacks see them in a client's turn, which may be on any rank; the first keeps the values.
-        keep = (lambda name, value: self.collector.keep(name, value), *[None] * len(self.loggers))
-        self._turn_loggers: list[Any] = [TurnLogger(*of) for of in zip(self.loggers, keep, strict=False)]
+        keeps = [lambda name, value: self.collector.keep(name, value), *[None] * len(self.loggers)]
+        self._turn_loggers: list[Any] = [TurnLogger(one, keep) for one, keep in zip(self.loggers, keeps, strict=False)]
         self.watching: dict[str, list[Any]] = {}  # hook -> Lightning's callbacks that are called before the module
         self.lightning_callbacks = RunCallbacks(module, federated.lightning_callbacks)
         self.callbacks = FixedList([*federated.callbacks, *self.lightning_callbacks.all])
@@ -227,7 +227,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        means = self._federation.latest_means()
+        means = self._federation.means
         return means if self.client is None else means | self._so_far()
 
     @property

@@ -160,7 +160,7 @@ class Optimization:
         state.rounds_seen = self._federation.current_round
 
     def show_state(self) -> None:
-        """Give the optimiser its state, if that is kept."""
+        """Return the flat form's state to the optimiser, for hooks that read it, unless it is fresh in every turn."""
         if self._state != "fresh":
             self._release()
 

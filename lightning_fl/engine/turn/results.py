@@ -73,7 +73,7 @@ class LogCollector(ResultCollection):
             self._sizes = []
 
     def step_size(self) -> float:
-        """Samples of the present step, the weight of its loss: those of the first logged loss, value, or the batch."""
+        """Samples of the present step: the ``batch_size`` of the first logged loss, else value, else the batch's."""
         if self._size_of_loss is not None:
             return self._size_of_loss
         if self._sizes:
@@ -163,7 +163,7 @@ class LogCollector(ResultCollection):
         entry.at_steps.append(self.step)
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Keep a value that a callback gave the loggers: all count alike, and none says anything of batch sizes."""
+        """Keep a value that a callback logged through a logger, with weight 1 and without a batch size."""
         entry = self._entries.setdefault(
             ("", name), _Entry(name, "mean", to_logger=True, prog_bar=False, on_step=True, on_epoch=False)
         )
@@ -177,7 +177,7 @@ class LogCollector(ResultCollection):
     ) -> tuple[dict[str, LoggedValue], list[float]]:
         """One :class:`LoggedValue` per name, and the losses of the turn's batches as Python numbers.
 
-        ``num_samples`` is the weight of a ``Metric`` object's value, of one of several loaders that in ``of_loaders``.
+        A ``Metric`` object's value is weighted by ``num_samples``, with several loaders by its own of ``of_loaders``.
         """
         steps = {key: self._steps(entry) for key, entry in self._entries.items()}
         asked = [_column(losses)] if losses else []

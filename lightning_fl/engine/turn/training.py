@@ -64,7 +64,7 @@ class TrainingLoop:
             refuse_manual_steps(services.module, type(learner).__name__)
 
     def begin(self) -> None:
-        """Call ``on_train_start``; what it makes, and in a new run changes, is then in all models, as on rank zero."""
+        """Call ``on_train_start``; all models get rank zero's new parameters and, in a new run, its other changes."""
         services = self._services
         flat, federation, processes = services.flat, services.federation, services.processes
         flat.load(federation.models[0])
@@ -280,7 +280,7 @@ class TrainingLoop:
         return TurnLength(accumulate, length * epochs, length, -(-length // accumulate) * epochs, epochs)
 
     def set_length_of(self, client: int) -> None:
-        """Tell the module how long the client's turns are, without a callback's work."""
+        """Tell the module how long the client's turns are in this round."""
         self._set_length(self.turn_length(self._services.batches(client, "train"), None))
 
     def _set_length(self, length: TurnLength) -> None:
@@ -298,7 +298,7 @@ class TrainingLoop:
             self.optimization.begin(made[0], trains=False)
 
         strategy.make = make
-        self._trainer.length = lambda: self._set_length(self.turn_length(services.batches(client, "train"), None))
+        self._trainer.length = lambda: self.set_length_of(client)
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""Found before training, some by a step of a copy of the module: shapes of lazy layers, settings that are "auto"."""
+"""Shapes of lazy layers and settings that are "auto", determined before training by a copy of the module."""
 
 import copy
 import warnings
@@ -25,9 +25,9 @@ from lightning_fl.engine.settings import AUTOMATIC, Settings
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 from lightning_fl.engine.turn.services import takes_batch_index
 
-#: Weights of a convolution from which on converting them costs more than channels-last memory saves.
+#: Most weights of a convolution for which channels-last memory saves more than converting them costs.
 _MOST_WEIGHTS = 2**17
-#: Trained weights of a module from which on fused steps of Adam are a gain.
+#: Least number of a module's trained weights for which Adam's fused steps are faster.
 _LEAST_WEIGHTS = 2**18
 
 

@@ -243,7 +243,7 @@ class FlatModule:
         return self.weights
 
     def marks(self) -> list[tuple[int, int, int]]:
-        """Which tensors the module holds, where, and how often they were changed in place, except through ``data``."""
+        """Identity, address and version of each tensor that the module holds; changes through ``data`` do not show."""
         held = (slot.owner.get(slot.key) for slot in self._slots)
         return [(id(one), one.data_ptr(), one._version) if one is not None else (0, 0, 0) for one in held]
 

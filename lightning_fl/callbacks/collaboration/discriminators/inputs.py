@@ -89,7 +89,7 @@ def client_features(
             what = f"client {client}'s samples have {width} features, client {first}'s have {told[first][0]}"
             raise ConfigurationError(f"{what}: give an encoder that maps both to the same size.")
         if (classes == 0) != (told[first][2] == 0):
-            raise ConfigurationError(f"targets of clients {client} and {first}: use either classes or real numbers.")
+            raise ConfigurationError(f"clients {client} and {first} have classes and real targets: use the same kind.")
     total = torch.stack([norms for _, norms, _ in told.values()]).sum(0)
     num_classes = max(classes for _, _, classes in told.values())
     mean, std = (None, None) if num_classes else target_statistics(loop.factory, processes, seed)
