@@ -122,10 +122,10 @@ def _read(folder: str, recursive: bool) -> list["FinishedRun"]:
         found = find_runs(folder)
         finished = [run for run in found if not run.interrupted]
         if not finished:
-            raise ConfigurationError(f"all runs below {folder} were interrupted: end one with --ckpt_path last.")
-        for left_out in found:
-            if left_out.interrupted:
-                print(f"{left_out.folder} was interrupted and is left out", file=sys.stderr)
+            raise ConfigurationError(f"all runs below {folder} were interrupted: finish one with --ckpt_path last.")
+        for run in found:
+            if run.interrupted:
+                print(f"{run.folder} was interrupted and is left out", file=sys.stderr)
         return finished
     path = Path(folder).expanduser()
     is_run = (path / "summary.json").is_file() or any(path.glob("version_*/summary.json"))

@@ -67,9 +67,9 @@ def add_options(parser: ArgumentParser, function: Callable[..., int]) -> None:
 def call(function: Callable[..., int], config: Namespace) -> int:
     """Call a command's function with the options that a parser of :func:`add_options` found."""
     given = {name: value.expanduser() if isinstance(value, Path) else value for name, value in vars(config).items()}
-    ranges = {one.name: one.annotation for one, _ in _parameters(function)}
-    flags = {name: f"--{_FLAGS.get(name, name)}" for name in ranges}
-    if faults := [one for name, flag in flags.items() for one in faults_of({flag: ranges[name]}, {flag: given[name]})]:
+    parameters = {f"--{_FLAGS.get(found.name, found.name)}": found for found, _ in _parameters(function)}
+    ranges = {flag: parameter.annotation for flag, parameter in parameters.items()}
+    if faults := faults_of(ranges, {flag: given[parameter.name] for flag, parameter in parameters.items()}):
         raise ConfigurationError(" ".join(faults))
     for name, hint in get_type_hints(function).items():
         if isinstance(hint, type) and is_dataclass(hint):
@@ -90,7 +90,7 @@ def _parameters(described: Callable[..., Any]) -> Iterator[tuple[inspect.Paramet
 
 
 def _split(annotation: Any) -> tuple[Any, Word | None]:
-    """An annotation without its metadata, if a :class:`Word` is among them, and this. :func:`call` checks ranges."""
+    """Separate an annotation from its :class:`Word`, if any, and the ranges beside that, which :func:`call` checks."""
     if get_origin(annotation) in (Union, UnionType):
         parts, words = zip(*map(_split, get_args(annotation)), strict=True)
         return Union[parts], next(filter(None, words), None)  # noqa: UP007

@@ -107,12 +107,12 @@ def study(
     with FileLock(out / ".lock"):
         num_open = sum(cell.finished() is None and cell.failure() is None for cell in all_asked)
         _write(StudyResults.of(declared, cells, out, environment), out)
-    there = map(int, re.findall(r",seed=(\d+)-", "\n".join(path.name for path in out.glob("cells/*"))))
-    others = {*there} - {*declared.run_seeds, *(seed for one in declared.chosen for seed in one.seeds)}
-    earlier = make_cells(declared.with_seeds(sorted(others)), out) if others else []
-    if left := {cell.seed for cell in earlier if cell.finished() is not None}:
-        together = " ".join(map(str, sorted({*declared.run_seeds, *left})))
-        print(f"not in these results: earlier runs with other seeds; --seeds {together} shows all", file=sys.stderr)
+    kept_seeds = map(int, re.findall(r",seed=(\d+)-", "\n".join(path.name for path in out.glob("cells/*"))))
+    other_seeds = {*kept_seeds} - {*declared.run_seeds, *(seed for one in declared.chosen for seed in one.seeds)}
+    others = make_cells(declared.with_seeds(sorted(other_seeds)), out) if other_seeds else []
+    if left_out := {cell.seed for cell in others if cell.finished() is not None}:
+        all_seeds = " ".join(map(str, sorted({*declared.run_seeds, *left_out})))
+        print(f"not in these results: earlier runs with other seeds; --seeds {all_seeds} shows all", file=sys.stderr)
     if signal_number is not None:
         print(f"To resume: {shlex.join(['lightning-fl', *sys.argv[1:]])}", file=sys.stderr)
         return 128 + signal_number

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def _is(value: object, module: str, name: str) -> bool:
-    """Whether a value is of a class of PyG, whose import takes a second: nothing is before it is imported."""
+    """Whether a value is of a class of PyG; false, without the slow import, as long as PyG is not imported."""
     return "torch_geometric" in sys.modules and isinstance(value, getattr(import_module(module), name))
 
 

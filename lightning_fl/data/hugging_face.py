@@ -23,8 +23,8 @@ from lightning_fl.files.text_table import require_columns
 class HFDataset(SharedDataModule):
     """A data set of the Hugging Face Hub, or of a folder or file, partitioned among clients.
 
-    Samples are images, if there is a column of images, else rows: numbers, flattened if a cell holds several, and a
-    one-hot code of every column of texts or classes, in memory. ``GroupBy(column=...)`` makes a client of every value.
+    Samples, kept in memory, are images if a column has them, else rows: numbers, flattened if a cell holds several,
+    and a one-hot code of every column of texts or classes. With ``GroupBy(column=...)`` each value of it is a client.
 
     Args:
         path: a name on the Hub (``ylecun/mnist``), a folder (of ``save_to_disk``, or of files that the library reads:
@@ -276,7 +276,7 @@ def _numbers(table: Any, name: str, categories: list[str] | None) -> Tensor:
     try:
         cells = torch.from_numpy(np.asarray(values, dtype=np.float64)).reshape(len(values), -1)
     except (TypeError, ValueError) as error:
-        raise DataError(f"the column {name!r} has no numbers of one shape: leave it out by drop.") from error
+        raise DataError(f"column {name!r} does not hold numbers of one shape: add it to HFDataset.drop.") from error
     if not cells.isfinite().all():
         row = int((~cells.isfinite()).any(1).nonzero()[0])
         raise DataError(f"{name!r} of row {row} is empty or not finite: fill it, leave the row out or drop the column.")

@@ -205,5 +205,5 @@ def _count(data: Any) -> int:
     parts = data.flattened if isinstance(data, CombinedLoader) else [data]
     lengths = [sized_len(part if isinstance(part, Dataset) else getattr(part, "dataset", part)) for part in parts]
     if None in lengths:
-        raise DataError(f"a {type(data).__name__} has no number of samples: a run counts them.")
+        raise DataError(f"a {type(data).__name__} has no length: only a run counts its samples.")
     return sum(length or 0 for length in lengths)

@@ -45,7 +45,7 @@ class SharedDataModule(FederatedDataModule):
 
     Args:
         partitioner: divides the samples among clients; it may leave samples unused.
-        split: shares of a client's samples for train, val and test, with sum 1; those of separate parts do not count.
+        split: shares of a client's samples for train, val and test, with sum 1; ignored for parts that the data have.
         split_seed: seed of partition and division; ``None`` for the run's seed.
         division: how a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at random.
         folds: K for K-fold cross-validation inside every client: ``split`` then only says whether there is validation.
@@ -125,7 +125,7 @@ class SharedDataModule(FederatedDataModule):
         if names is not None:
             _check_groups({split: parts[split] for split in datasets}, names)
         if (empty := parts["train"].sizes == 0).any():
-            raise DataError(f"client {name_of(int(empty.nonzero()[0]))} of {num_clients} gets no sample: use fewer.")
+            raise DataError(f"client {name_of(int(empty.nonzero()[0]))} gets no training sample: use fewer clients.")
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
             datasets,

@@ -80,7 +80,7 @@ class Silos(FederatedDataModule):
         )
         check_fractions(split)
         if not isinstance(datamodules, Mapping | list | tuple):
-            raise ConfigurationError(f"datamodules is a {type(datamodules).__name__}: give a list, one per client.")
+            raise ConfigurationError(f"datamodules is a {type(datamodules).__name__}: give a list, or use Partitioned.")
         if isinstance(datamodules, Mapping):
             if names is not None:
                 raise ConfigurationError(f"names={names}: leave them out, datamodules is a dict with names.")
@@ -173,7 +173,7 @@ class Silos(FederatedDataModule):
             self._has_logged_cut = True
             counts = ", ".join(f"{len(part)} {split}" for split, part in parts.items())
             what = f"{silo.name}: {length} samples are divided at random into {counts}"
-            rank_zero_info(f"{what}, and other data sets alike. Set other shares by Silos(split=...), or give splits.")
+            rank_zero_info(f"{what}, as are other clients' data. Set other shares by Silos(split=...), or give splits.")
 
     def _collated(self, dataset: Any, split: Split) -> DataLoader:
         return loaders.make_loader(dataset, collate_fn=self._collate or loaders.collate, **self.loader_options(split))
@@ -181,8 +181,8 @@ class Silos(FederatedDataModule):
     def _with_settings(self, part: Any, name: str, split: Split) -> Any:
         """A client's data with the user's batch size, order and collation; unchanged if nothing is set."""
         if loaders.holds_several(part):
-            made = tree_map(lambda one: self._collated(one, split) if loaders.is_dataset(one) else one, part)
-            return self._with_settings(loaders.combined(made, split), name, split)
+            parts = tree_map(lambda one: self._collated(one, split) if loaders.is_dataset(one) else one, part)
+            return self._with_settings(loaders.combined(parts, split), name, split)
         if part is None or loaders.is_dataset(part):
             return part if part is None or self._collate is None else self._collated(part, split)
         batch_size, shuffle, drop_last = self._given[split]
@@ -247,7 +247,7 @@ def are_silos(data: Sequence[Any]) -> bool:
 
 
 class Silo:
-    """One owner's data in one form, whatever it brought: by split a data set, a loader, several of these, or none.
+    """One client's data in one form: a data module, or by split a data set, a loader, several of these, or none.
 
     ``module`` is the data module, whose hooks see the batches; ``undivided`` a data set with a length that has no
     splits yet; ``has_datasets`` tells whether batches are made from a data set here, not by a loader.

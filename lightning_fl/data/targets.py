@@ -22,7 +22,7 @@ def dataset_targets(dataset: Dataset | Sequence[Any]) -> Tensor:
     """The targets of all samples, shape [n] or [n, T], without loading samples that are not in memory.
 
     They are an attribute ``targets`` (a tensor, list or array), the last tensor of a ``TensorDataset``, ``y`` of a PyG
-    ``InMemoryDataset``, or in each sample of a list (:func:`batch_targets`); ``Subset``, ``ConcatDataset`` of these.
+    ``InMemoryDataset``, or in each sample of a list (:func:`batch_targets`), also below ``Subset``, ``ConcatDataset``.
     """
     targets = _find_targets(dataset)
     if targets.ndim == 0 or len(targets) != (count := len(dataset)):  # type: ignore[arg-type]
@@ -44,8 +44,8 @@ def _find_targets(dataset: Any) -> Tensor:
         return targets
     if isinstance(dataset, list) and dataset:
         rows = [batch_targets(sample) for sample in dataset]
-        if any(row.shape != rows[0].shape for row in rows):
-            raise DataError(f"targets have shapes from {list(rows[0].shape)} to {list(rows[-1].shape)}: use one.")
+        if others := [list(row.shape) for row in rows if row.shape != rows[0].shape]:
+            raise DataError(f"the samples' targets have shapes {list(rows[0].shape)} and {others[0]}: use one.")
         # A graph's y of shape [1, T] is one row; single numbers have shape [] or [1].
         return torch.cat([row if row.ndim > 1 else row.reshape(1, -1).squeeze(1) for row in rows])
     raise DataError(f"the targets of {type(dataset).__name__} cannot be found: give it an attribute `targets`.")

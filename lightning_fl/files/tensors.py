@@ -51,7 +51,7 @@ def read_torch(
     """Load a file that ``torch.save`` wrote to the CPU: plain values and tensors.
 
     ``kind`` (such as "a checkpoint"), ``remedy`` and ``place`` (by default the path) are for the message of ``error``,
-    raised if the file cannot be read, is of another kind, truncated or corrupt, or holds objects not ``known``.
+    raised if the file cannot be read, is of another kind, is damaged, or holds objects of classes not ``known``.
     """
     path = Path(path)
     try:
@@ -173,7 +173,7 @@ def _write_entry(path: Path, value: object) -> None:
         with whole_file(path, by_several=True) as file:
             file.write(content.getbuffer())
     except OSError as error:
-        rank_zero_warn(f"cannot cache features in {path.parent} ({error}): set LIGHTNING_FL_CACHE.")
+        rank_zero_warn(f"cannot cache features in {path.parent} ({error}): make LIGHTNING_FL_CACHE a writable folder.")
 
 
 class _Unreadable(ValueError):

@@ -189,8 +189,8 @@ def require_columns(columns: Iterable[Any], names: Collection[str], place: str, 
 def smiles_name(columns: Iterable[Any], name: str) -> str:
     """The column ``name``, or, if there is none, the one of this name in another case; for "smiles" also a synonym."""
     known = list(map(str, columns))
-    for wanted in () if name in known else _SMILES if name == "smiles" else (name.lower(),):
-        if alike := [column for column in known if column.lower() == wanted]:
+    for wanted in _SMILES if name == "smiles" else (name.lower(),):
+        if name not in known and (alike := [column for column in known if column.lower() == wanted]):
             return alike[0] if len(alike) == 1 else name
     return name
 
@@ -216,8 +216,6 @@ def refuse_values(wrong: "pd.Series", place: str, fault: str, remedy: str) -> No
 
 def list_rows(rows: Sequence[int], values: Sequence[object]) -> str:
     """``"row 3 'abc', row 9 'x' and 4 more"``: the first ten rows with their values, for messages."""
-    pairs = zip(rows[:_LISTED_ROWS], values[:_LISTED_ROWS], strict=True)
-    text = ", ".join(
-        f"row {row} {'(empty)' if value in (None, '') or value != value else cut(repr(value))}" for row, value in pairs
-    )
+    shown = ("(empty)" if value in (None, "") or value != value else cut(repr(value)) for value in values)
+    text = ", ".join(f"row {row} {value}" for row, value in zip(rows[:_LISTED_ROWS], shown, strict=False))
     return text + (f" and {len(rows) - _LISTED_ROWS} more" if len(rows) > _LISTED_ROWS else "")

@@ -148,7 +148,7 @@ def batched_greedy_collaborators(
     _check(candidates, budget)
     bad = [client for client in candidates if not weights[client] > 0]
     if bad or not own_weight > 0:
-        raise ConfigurationError(f"weights of clients {bad or 'itself'} are not positive: give them samples.")
+        raise ConfigurationError(f"weights of clients {bad}, own_weight={own_weight}: must be above 0; give samples.")
     order = shuffled(candidates, generator)
     size = batch_size or budget or max(len(order), 1)
     held: dict[int, Model] = {}

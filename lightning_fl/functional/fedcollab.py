@@ -109,7 +109,7 @@ def join_coalitions(
 ) -> list[int]:
     """Place new clients, in ascending order, where L is least; the others keep their labels.
 
-    A newcomer gets the label of the coalition it joins (of equals the smallest), or the next free label if alone.
+    A newcomer gets the label of the coalition it joins (ties: the smallest), or the next free one if best alone.
 
     Args:
         assignment: label >= 0 of each client's coalition, length N; entries of newcomers are not read.
@@ -298,7 +298,7 @@ def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
 def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
     labels = torch.as_tensor(assignment, device="cpu")
     if labels.shape != (num_clients,) or labels.is_floating_point():
-        raise ConfigurationError(f"assignment of shape {list(labels.shape)}: give [{num_clients}] integers.")
+        raise ConfigurationError(f"assignment is {labels.dtype} {list(labels.shape)}: give integers [{num_clients}].")
     return np.array(labels, dtype=np.int64)
 
 

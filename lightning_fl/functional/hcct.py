@@ -198,7 +198,7 @@ def most_discriminative_layer(
 ) -> str:
     """Find the layer with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖² of the clients' updates (equation 19).
 
-    It is 0 where all updates are equal, infinite where they differ but cancel in the mean. Of equal layers the first.
+    It is 0 if all updates are equal, infinite if they differ but cancel in the mean. Of equal layers, take the first.
 
     Args:
         updates_by_layer: update of every client in each layer, floating, shape [N, P_l].

@@ -160,7 +160,7 @@ def shapley_permutations(
 ) -> ShapleyEstimate:
     """Estimate Shapley values from random orders in which the players 0..N-1 join.
 
-    Permutations are antithetic pairs, whose means give the standard errors. Each coalition is evaluated once.
+    Every order comes with its reverse; these pairs' means give the standard errors. Each coalition is evaluated once.
     """
     if num_permutations % 2:
         raise ConfigurationError(f"num_permutations={num_permutations}: must be even.")

@@ -101,7 +101,7 @@ class TrainedRun(FinishedRun):
     def refuse_personal_layers(self, remedy: str) -> None:
         """Refuse to use shared models with untrained personal layers; ``remedy`` ends the message."""
         if (layers := self.personal_layers) is not None:
-            raise ConfigurationError(f"the layers {layers} of the shared models are untrained: {remedy}.")
+            raise ConfigurationError(f"the layers {layers} of the shared models are untrained (personal): {remedy}.")
 
     @contextmanager
     def reading_record(self) -> Iterator[dict[str, Any]]:

@@ -24,9 +24,8 @@ class AttentiveFPEncoder(nn.Module):
         self.embedding = nn.Linear(node_dim, hidden_dim)
         self.convs = nn.ModuleList([GATEConv(hidden_dim, hidden_dim, edge_dim, dropout)])
         for _ in range(num_layers - 1):
-            self.convs.append(
-                GATConv(hidden_dim, hidden_dim, dropout=dropout, add_self_loops=False, negative_slope=0.01)
-            )
+            conv = GATConv(hidden_dim, hidden_dim, dropout=dropout, add_self_loops=False, negative_slope=0.01)
+            self.convs.append(conv)
         self.updates = nn.ModuleList(nn.GRUCell(hidden_dim, hidden_dim) for _ in range(num_layers))
         self.dropout = nn.Dropout(dropout)
 
@@ -34,7 +33,8 @@ class AttentiveFPEncoder(nn.Module):
         """Compute atom embeddings [V, D]."""
         h = leaky_relu(self.embedding(x))
         for number, (conv, update) in enumerate(zip(self.convs, self.updates, strict=True)):
-            h = update(self.dropout(elu(conv(h, edge_index) if number else conv(h, edge_index, edge_attr))), h).relu()
+            message = conv(h, edge_index) if number else conv(h, edge_index, edge_attr)
+            h = update(self.dropout(elu(message)), h).relu()
         return h
 
 

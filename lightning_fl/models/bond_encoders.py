@@ -139,7 +139,7 @@ def reverse_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor | 
         num_nodes: V.
 
     Returns:
-        Indices [E]; and whether there is a reverse edge, [E], or ``None`` if for all. Without one it is arbitrary.
+        Indices [E], arbitrary where there is no reverse edge; and whether there is one, [E], or ``None`` if always.
     """
     count = edge_index.size(1)
     order = torch.arange(count, device=edge_index.device)

@@ -72,7 +72,7 @@ class MoleculeNetwork(nn.Module):
         if not dim and self.hparams["encoder"] != "fingerprint":
             return
         if not dim:
-            raise ConfigurationError("encoder='fingerprint' reads descriptors: name features, as features: [morgan].")
+            raise ConfigurationError("encoder='fingerprint' reads descriptors: set data.features, such as [morgan].")
         hidden_dim, first = self.hparams["hidden_dim"], self.head[0]
         assert isinstance(first, nn.Linear)
         device = first.weight.device

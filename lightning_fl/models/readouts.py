@@ -32,7 +32,7 @@ class LinearReadout(nn.Module):
         """Compute the vectors [G, D] of the molecules.
 
         ``index`` [V] is the molecule of each atom [V, D]; the last of the ``dim_size`` = G molecules may have no atom.
-        ``encode`` computes the product of this readout's matrix [G, V] and the atom vectors instead, where faster.
+        ``encode``, given instead of ``atoms``, multiplies this readout's matrix [G, V] by the atom vectors, faster.
         """
         if encode is not None:
             return encode(molecule_matrix(index, dim_size, mean=self.reduce == "mean"))

@@ -77,7 +77,7 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype 
     """Make the matrix [V, V] of a graph convolution, D^-1/2 (A + I) D^-1/2, from ``edge_index`` [2, E] in any order.
 
     Kipf and Welling 2017 (https://arxiv.org/abs/1609.02907). As in PyG's ``gcn_norm``, an edge (j, i) is in row i and
-    column j, D counts the edges into a node, self loops once. Without opposite edges the matrix is not symmetric.
+    column j, D counts a node's incoming edges, its self loops as one. Without opposite edges it is not symmetric.
     """
     paired = _is_paired(edge_index)
     if not paired:

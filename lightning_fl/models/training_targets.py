@@ -76,12 +76,12 @@ def gather_summaries(module: LightningModule, summarize: Callable[[Tensor], Tens
 
 def gather_statistics(module: LightningModule, name: str) -> tuple[Tensor, Tensor]:
     """Compute mean and population standard deviation of the training data's "y" or "descriptors", each [T]."""
-    of_clients = {"y": "target_statistics", "descriptors": "descriptor_statistics"}[name]
-    if (statistics := getattr(module.trainer, of_clients, None)) is not None:
+    kind = {"y": "target", "descriptors": "descriptor"}[name]
+    if (statistics := getattr(module.trainer, f"{kind}_statistics", None)) is not None:
         return statistics()
     values = _read(module, name)
     if values is None:
-        raise DataError("the training loader has no batch to scale targets by: set standardize_targets=False.")
+        raise DataError(f"no training batch to learn the {kind}s' scale from: set standardize_{kind}s=False.")
     return pool_moments(_gather(module, target_moments(values).to(module.device)))
 
 

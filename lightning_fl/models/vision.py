@@ -101,7 +101,7 @@ class ClassificationModel(Model):
 
     def on_train_batch_start(self, batch: LabelledBatch, batch_idx: int) -> None:
         """Check the labels of a client's first batch."""
-        # The loss finds wrong labels too, but on a GPU it then ends the process. Checking each batch waits for the GPU.
+        # On a GPU a wrong label ends the process in the loss. Checking every batch would make the host wait for it.
         if batch_idx == 0:
             self._check_labels(self._samples_and_labels(batch)[1])
 

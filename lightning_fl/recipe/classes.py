@@ -44,7 +44,7 @@ def find_class(name: str, bases: Sequence[type]) -> type | Callable[..., Any] | 
         if hasattr(imported, last):
             return getattr(imported, last)
         place = getattr(imported, "__file__", None) or "a built-in module"
-        return f"the module {module} has no {last}{did_you_mean(last, dir(imported))}; it is {place}"
+        return f"the module {module} has no {last}{did_you_mean(last, dir(imported))}; the module is {place}"
     known = {cls.__name__: cls for base in bases for cls in subclasses(base)}
     if name in known:
         return known[name]

@@ -55,7 +55,7 @@ class CommandParser(ArgumentParser):
         super().__init__(formatter_class=_Formatter, **settings, **kwargs)
 
     def _add_signature_parameter(self, container: Any, nested_key: Any, param: Any, *args: Any, **kwargs: Any) -> None:
-        if param.annotation is param.default is Parameter.empty:  # else it is not required, and None
+        if param.annotation is param.default is Parameter.empty:  # jsonargparse would make it optional, with None
             param = replace(param, annotation=Any)
         super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)
 

@@ -108,8 +108,8 @@ class _Merge(NamedTuple):
             if name == key:
                 tree[name] = self.merged(before, value, inner)
             else:
-                added = value if isinstance(value, list) else [value]
-                tree[name] = [*(before if isinstance(before, list) else [] if before is None else [before]), *added]
+                parts = [[] if before is None else before, value]
+                tree[name] = [entry for part in parts for entry in (part if isinstance(part, list) else [part])]
 
     def merged(self, before: Any, value: Any, place: str) -> Any:
         nested = isinstance(value, _Nested)

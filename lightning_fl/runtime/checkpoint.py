@@ -223,5 +223,5 @@ def _client_part(file: Path, client_name: str, number: int, token: str) -> dict[
     for what, key, value in (("client", "client", client_name), ("round", "round", number), ("run", "token", token)):
         if part[key] != value:
             fault = f"does not belong to the checkpoint: its {what} is {part[key]}, the checkpoint's {value}"
-            raise CheckpointError(f"{file} {fault}. Give that run's clients and folder.")
+            raise CheckpointError(f"{file} {fault}. Put the client files of the checkpoint's own run there.")
     return part

@@ -293,7 +293,7 @@ class RunLog:
 
 
 def _checked(logger: bool | AnyLogger | list[bool | AnyLogger]) -> list[bool | AnyLogger]:
-    """The loggers as a list, with True, at most once, replaced by TensorBoard and CSV."""
+    """The loggers as a list, where True, at most once, stands for TensorBoard and CSV; refuses anything else."""
     loggers = list(logger) if isinstance(logger, list | tuple) else [] if logger in (None, False) else [logger]
     others = [one for one in loggers if one is not True]
     if len(loggers) - len(others) > 1 or not all(hasattr(one, "log_metrics") for one in others):
@@ -340,7 +340,7 @@ def make_folder(root: Path, fabric: Fabric) -> tuple[Path, str]:
             found = action()
         except OSError as error:
             is_file = isinstance(error, FileExistsError | NotADirectoryError)
-            fault = "is a file, or lies in one" if is_file else f"cannot be written: {error}. Free some space, or"
+            fault = "is a file, or lies in one:" if is_file else f"cannot be written: {error}. Free some space, or"
             problem = f"trainer.default_root_dir={os.fspath(near(root))!r} {fault} choose another folder."
         of_ranks = strategy.exchange({rank: (problem, found)})
         for other, (text, _) in of_ranks.items():

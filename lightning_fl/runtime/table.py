@@ -165,11 +165,11 @@ def _rich_table(columns: Sequence[Column], width: int, num_summaries: int) -> Ri
     widths = {id(column): column.width for column in columns}
     spare = width - _total_width(columns)
     fits = spare >= 0
-    for column in reversed(columns):
-        if column.is_label and fits:
-            extra = min(max(max(map(cell_len, [column.name, *map(str, column.values)])) - column.width, 0), spare)
-            widths[id(column)] += extra
-            spare -= extra
+    for column in reversed([column for column in columns if column.is_label and fits]):
+        longest = max(map(cell_len, [column.name, *map(str, column.values)]))
+        extra = min(max(longest - column.width, 0), spare)
+        widths[id(column)] += extra
+        spare -= extra
     for column in columns:
         if column.is_label:
             table.add_column(Text(column.name), width=widths[id(column)] if fits else None, overflow="fold")

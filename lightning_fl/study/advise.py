@@ -47,7 +47,7 @@ class Advisor:
 
     recipe: Path
     out: Path  #: folder of runs and results
-    runner: Callable[[Sequence[Cell]], Runner]  #: makes what runs some cells
+    runner: Callable[[Sequence[Cell]], Runner]  #: makes the runner of some cells
     metric: str | None  #: of validation and test data; ``None`` for the first that is not a loss
     seeds: Count
     max_rounds: Count  #: of a run, which ends by the recipe's EarlyStopping, or after ten rounds without improvement
@@ -78,8 +78,8 @@ class Advisor:
         left_out = {arm: reason for arm, way in ARMS.items() if many and way.pairs}
         arms = {arm: way for arm, way in ARMS.items() if arm not in left_out and (self.pooled or arm != POOLED)}
         results, runs = self._run(arms)
-        if aside := [self.clients[number] for number in suspects(_structures(runs))]:  # others use them least
-            for client in aside:
+        if avoided := [self.clients[number] for number in suspects(_structures(runs))]:  # try FedAvg without each
+            for client in avoided:
                 never = class_entry("ClientArrivals", rounds={client: self.max_rounds + 1})
                 arms[WITHOUT + client] = Way(title(WITHOUT + client), [never])
             results, runs = self._run(arms)

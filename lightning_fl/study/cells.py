@@ -42,7 +42,7 @@ Variant = tuple[str, tuple[tuple[str, str], ...]]
 _MAX_NAME_LENGTH = 180
 #: Beginnings of the settings whose texts may name files.
 _NAMES_FILES = ("data", "model", "trainer.callbacks")
-#: A class that is not the package's.
+#: Import path of a class that is not the package's.
 _OWN_CLASS = re.compile(r"(?!lightning_fl\.)[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -225,19 +225,19 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
         except ConfigurationError as error:
             raise ConfigurationError(f"{study.path}, arms.{arm}: {error}") from None
         layers = study.layers(arm, place)
-        read = load_recipe(recipe)
-        named = {(path, text) for layer in (read, *layers) for path, text in _texts(layer)}
-        keyed = {(path.rpartition(".")[2], text) for path, text in named if path.startswith(_NAMES_FILES)}
-        root = next((text for key, text in sorted(keyed) if key == "data_root"), None)
-        names = {text for key, text in keyed if key != "data_root"}
-        classes = {text for _, text in named if _OWN_CLASS.fullmatch(text) and not checksum(text, root)}
+        settings = load_recipe(recipe)
+        texts = {(path, text) for layer in (settings, *layers) for path, text in _texts(layer)}
+        by_key = {(path.rpartition(".")[2], text) for path, text in texts if path.startswith(_NAMES_FILES)}
+        root = next((text for key, text in sorted(by_key) if key == "data_root"), None)
+        names = {text for key, text in by_key if key != "data_root"}
+        classes = {text for _, text in texts if _OWN_CLASS.fullmatch(text) and not checksum(text, root)}
         modules = {text.rpartition(".")[0].replace(".", "/") + ".py" for text in classes}
         files = {name: found for name in sorted(names | modules) if (found := checksum(name, root))}
-        there = [checksum(name, root) is not None for name in names if name in available_cards()]
-        may_stand_in = ("source", "standin") in keyed or not there or not all(there)
+        are_here = [checksum(name, root) is not None for name in names if name in available_cards()]
+        may_stand_in = ("source", "standin") in by_key or not are_here or not all(are_here)
         for seed in study.run_seeds:
             content = {
-                "recipe": read,
+                "recipe": settings,
                 "layers": layers,
                 "seed": seed,
                 "lightning-fl": __version__,
@@ -279,9 +279,9 @@ def _checksum(out: Path, name: str, data_root: str | None) -> str | None:
         if path.is_file():
             return file_sha256(path)
         if path.is_dir() and not out.resolve().is_relative_to(path.resolve()):
-            states = [(str(one.relative_to(path)), one.stat()) for one in sorted(path.rglob("*")) if one.is_file()]
-            listed = "".join(f"{part}\0{state.st_size}\0{state.st_mtime_ns}\n" for part, state in states)
-            return hashlib.sha256(listed.encode(errors="surrogateescape")).hexdigest()
+            states = [(str(file.relative_to(path)), file.stat()) for file in sorted(path.rglob("*")) if file.is_file()]
+            listing = "".join(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\n" for name, state in states)
+            return hashlib.sha256(listing.encode(errors="surrogateescape")).hexdigest()
     if name not in available_cards():
         return ""
     with contextlib.suppress(OSError, ValueError, RuntimeError):

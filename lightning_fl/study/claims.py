@@ -142,7 +142,7 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
             if math.isnan(number):
                 missing.setdefault(f"{term.statistic}({cell_name(term.arm, axes)})", {})[seed] = None
             parts.append(term.coefficient * number)
-        if not math.isnan(total := _sum(parts)):
+        if not math.isnan(total := _rounded_sum(parts)):
             differences.append(total)
     interval = paired_interval(differences)
     verdict = verdict_of(interval, claim.relation)
@@ -152,8 +152,8 @@ def _answer(claim: Claim, seeds: Sequence[int], place: dict[str, str], value: Va
     return Answer(claim.text, place, verdict, interval, "; ".join(reasons))
 
 
-def _sum(parts: Sequence[float]) -> float:
-    """The sum, rounded to twelve digits of the largest part: equal decimals give equal sums, and 0 where it is that."""
+def _rounded_sum(parts: Sequence[float]) -> float:
+    """Sum rounded to twelve digits of its largest part, so that 0.3 - 0.1 - 0.2 is 0 and equal decimals stay equal."""
     largest = max(map(abs, parts))
     return round(sum(parts), 12 - math.floor(math.log10(largest))) if 0 < largest < math.inf else sum(parts)
 

@@ -142,7 +142,7 @@ class Study:
 
     def with_seeds(self, seeds: Sequence[int]) -> "Study":
         if used := [seed for one in self.chosen for seed in one.seeds if seed in seeds]:
-            raise ConfigurationError(f"seed {used[0]}: {self.path} chose its settings by it; run others.")
+            raise ConfigurationError(f"seed {used[0]}: settings of {self.path} were chosen with it; use other seeds.")
         scale = replace(self.scales[self.scale], seeds=tuple(seeds))
         return replace(self, scales={**self.scales, self.scale: scale})
 

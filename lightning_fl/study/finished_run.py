@@ -146,8 +146,8 @@ class FinishedRun:
         """One metric; a ConfigurationError if the run does not have it."""
         found = self.summary["metrics"].get(split, {})
         if name not in found:
-            known = [f"{known} ({other})" for other in self.splits() for known in self.metric_names(other)]
-            hint = f"{did_you_mean(name, found)}. It has {listed(known, near=f'{name} ({split})') or 'no metrics'}"
+            names = [f"{metric} ({other})" for other in self.splits() for metric in self.metric_names(other)]
+            hint = f"{did_you_mean(name, found)}. It has {listed(names, near=f'{name} ({split})') or 'no metrics'}"
             raise ConfigurationError(f"{self.folder} has no {split} metric {name!r}{hint}.")
         record = found[name]
         clients = {client: number_or_nan(value) for client, value in record["clients"].items()}

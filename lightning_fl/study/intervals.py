@@ -117,7 +117,7 @@ def share_interval(count: int, total: int, confidence: float = 0.95) -> tuple[fl
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values corrected by Holm's step-down rule (Scandinavian Journal of Statistics, 1979); NaN is not counted."""
     values = np.array(p_values, dtype=float)
-    made = np.flatnonzero(~np.isnan(values))
-    order = made[np.argsort(values[made], kind="stable")]
+    tested = np.flatnonzero(~np.isnan(values))
+    order = tested[np.argsort(values[tested], kind="stable")]
     values[order] = np.minimum(np.maximum.accumulate(np.arange(len(order), 0, -1) * values[order]), 1.0)
     return values.tolist()

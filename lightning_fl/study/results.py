@@ -200,7 +200,7 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _damage(path: Path) -> Iterator[None]:
-    """Raise what a damaged file of results raises as a CheckpointError."""
+    """Context in which the errors of a damaged results file are a CheckpointError."""
     try:
         yield
     except (OSError, ValueError, KeyError, RecursionError) as error:

@@ -68,8 +68,8 @@ def run_cells(
         cells: to run; those that another process runs or has finished are skipped.
         known: all cells of the study, for the estimate of durations.
         check: called for every cell that has ended; an exception kills the running cells.
-        deadline: by ``time.monotonic``; before it, the first cells are started first, instead of the longest, and none
-            whose variant would take too long.
+        deadline: by ``time.monotonic``; cells then start in their order instead of the longest first, and none that
+            would end after it.
     """
     pending, asked = list(cells), None
     jobs: dict[Any, tuple[Cell, float]] = {}
@@ -157,7 +157,7 @@ def next_cell(pending: Sequence[Cell], running: Sequence[Cell], seconds: Mapping
 def seconds_left(
     pending: Sequence[Cell], running: Mapping[Cell, float], seconds: Mapping[Variant, float], num_workers: int
 ) -> float | None:
-    """Seconds until all cells are finished, of which some run since so many; ``None`` without a known duration.
+    """Estimate the seconds until all cells end; ``running`` has those spent so far. ``None`` without a known duration.
 
     Unknown durations count as the mean of the known ones.
     """

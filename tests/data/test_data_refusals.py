@@ -160,7 +160,7 @@ class GroupedSplits(LightningDataModule):
     ("make", "name"),
     [
         (lambda: ready({"train": numbered(10, torch.rand(10))}, stratified=True), "stratified"),
-        (lambda: ready({"train": numbered(10)}, partitioner=Lists([0, 1], [])), "client 1 of 2"),
+        (lambda: ready({"train": numbered(10)}, partitioner=Lists([0, 1], [])), "client 1 gets no"),
         (lambda: Given({"train": numbered(9)}, partitioner=Lists([0], [2])).num_clients, "call prepare_data()"),
         (lambda: Given({"train": numbered(9)}, partitioner=TWO)._data, "call prepare_data()"),
         (
@@ -174,7 +174,7 @@ class GroupedSplits(LightningDataModule):
         (lambda: Partitioned(Assays(list("ab")), GroupBy(column="assay")).num_clients, "call prepare_data"),
         (lambda: partitioned(DATA, IID(num_clients=101)), "train data: 100 samples for 101 clients"),
         (lambda: partitioned(GroupedSplits(), GroupBy(column="assay")), "such as late"),
-        (lambda: Silos([Stream()]).num_samples("train"), "a Stream has no number of samples"),
+        (lambda: Silos([Stream()]).num_samples("train"), "a Stream has no length"),
     ],
 )
 def test_data(make, name):

@@ -258,7 +258,7 @@ class TableCard(Card):
             raise ConfigurationError(f"rows={dict(rows)}: must have the rows of each of the {len(self.files)} files.")
         check_names(self.columns, "columns.names")
         if (self.task == "survival") == (self.event is None) or (self.event is not None and self.classes):
-            raise ConfigurationError(f"columns: task {self.task} needs event for survival, else classes.")
+            raise ConfigurationError(f"columns, task {self.task}: give event for survival, classes for classification.")
         derived = [column.name for column in self.derived]
         if self.event is None:
             check_names(self.classes, "columns.classes")

@@ -203,7 +203,7 @@ def download(address: str, destination: Path, sha256: tuple[str, ...]) -> None:
     except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
         raise DataError(f"{address} cannot be reached, or was silent for too long ({type(error).__name__}).") from error
     except OSError as error:
-        raise DataError(f"cannot write {destination} ({error}): free space, or set LIGHTNING_FL_CACHE.") from error
+        raise DataError(f"cannot write {destination} ({error}): free space, or change LIGHTNING_FL_CACHE.") from error
 
 
 def available_cards() -> dict[str, Path]:

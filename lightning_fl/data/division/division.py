@@ -199,7 +199,7 @@ def cut_splits(
 ) -> dict[Split, Tensor]:
     """Cut the splits that are not in ``own`` from a client's ascending samples of the training data.
 
-    The shares of the splits in ``own`` are ignored. ``labels`` are classes of all training data, to keep their shares.
+    The shares of splits in ``own`` are ignored. ``labels``, classes of all training data, keep their proportions.
     """
     of_client = None if labels is None else labels[train]
     parts = split_indices(train, remaining_fractions(fractions, own), seed, client, labels=of_client)

@@ -37,7 +37,7 @@ class _GivenDivision(Division):
             parts[split] = torch.tensor([place for place, key in enumerate(keys) if key == split], dtype=torch.long)
             if len(parts[split]) and not cut.is_cut[split]:
                 what = f"{len(parts[split])} samples of client {cut.name} are for {split}"
-                raise DataError(f"{type(self).__name__}: {what}, which the data give apart: leave the division out.")
+                raise DataError(f"{type(self).__name__}: {what}, but the data have such a part: omit division.")
         rest = torch.tensor([place for place, key in enumerate(keys) if key == "train"], dtype=torch.long)
         check_train({"train": rest}, cut, "leave the client out, or use another division")
         missing = [split for split in self._missing if cut.is_cut[split]]
@@ -78,7 +78,7 @@ class ColumnDivision(_GivenDivision):
         train: its values for training samples; ``None`` for those above.
         val: its values for validation samples; ``None`` for those above.
         test: its values for test samples; ``None`` for those above.
-        leave_out: its values for samples to leave unused; ``""`` for empty cells of a split that covers some rows.
+        leave_out: its values for samples to leave unused; ``""`` for empty cells, if only some rows have a part.
 
     Example:
         >>> tdc = ColumnDivision(column="split", train=["train_val"])

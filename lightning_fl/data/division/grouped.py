@@ -52,7 +52,7 @@ class GroupDivision(_WholeGroups):
     Args:
         column: name of the column, read with ``dataset.column(name)``.
         balanced: groups larger than half of a held-out part come first, from the largest on, so that they are for
-            training, the others in random order. Otherwise groups come by size, so that rare groups are for testing.
+            training, the others in random order. If false, the largest come first, so rare groups are for testing.
     """
 
     column: str
@@ -136,7 +136,7 @@ class HashDivision(Division):
         if self.by == "scaffold":
             return murcko_scaffolds(read_smiles(dataset, "HashDivision"))
         if identities is None:
-            raise DataError(f"HashDivision: the samples of {type(dataset).__name__} are no molecules: give a column.")
+            raise DataError(f"HashDivision: {type(dataset).__name__} does not hold molecules: set HashDivision.column.")
         return identities
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:

@@ -182,7 +182,7 @@ class ImageData(SharedImages):
         channels: 1 for grey, 3 for colours; ``None`` to keep theirs.
         coarse_labels: learn the superclasses (of CIFAR-100) instead of the classes.
         pooled: join the parts.
-        max_samples: number of images to use, drawn by ``split_seed`` in proportion of classes; ``None`` for all.
+        max_samples: number of images, drawn with ``split_seed`` in proportion to parts and classes; ``None`` for all.
         shifts: changes of a client's images and labels, applied once in ``setup``, in this order.
         **kwargs: arguments of :class:`SharedImages`.
 

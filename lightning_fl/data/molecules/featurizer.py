@@ -53,7 +53,7 @@ BOND_DIM = sum(size - first for size, first in BOND_GROUPS)
 _BLOCK = 256
 #: Number of molecules, 1 s of work, from which further processes are started.
 _PARALLEL_FROM = 5000
-#: Each takes 100 MB.
+#: Most processes; each takes 100 MB.
 _MAX_WORKERS = 8
 
 

@@ -260,7 +260,7 @@ def chemprop_loader(
 ) -> DataLoader:
     """Make a loader of ``chemprop.data.TrainingBatch`` over some of the molecules, featurised once.
 
-    ``keep_single`` keeps a last batch of one molecule, which batch normalisation cannot train on; an only one is kept.
+    ``keep_single`` keeps a last batch of one molecule, which batch normalisation cannot train on; an only batch stays.
     """
     from chemprop.data import MoleculeDatapoint, MoleculeDataset, build_dataloader
 

@@ -107,7 +107,7 @@ class Sizes(SizePartitioner):
 class Quantity(SizePartitioner):
     """Random parts of unequal size: in given ratios, or in ratios drawn from Dir(alpha, ..., alpha).
 
-    He et al., "FedGraphNN", arXiv:2104.07145 (2021): latent Dirichlet allocation over the sizes, with ``min_samples``.
+    He et al., "FedGraphNN", arXiv:2104.07145 (2021): ratios from Dir, redrawn until each client has ``min_samples``.
 
     Args:
         ratios: one number per client, such as ``[7, 2, 1]``; instead of ``num_clients`` and ``alpha``.

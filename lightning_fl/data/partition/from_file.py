@@ -77,9 +77,9 @@ def read_split_file(path: Path) -> SplitFile:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else error
         raise DataError(f"{path} is not the splits.json of a run, or is damaged: {reason}. Copy it again.") from error
     seen: set[tuple[Split, int]] = set()
-    for name, of in zip(file.names, clients, strict=True):
+    for name, samples in zip(file.names, clients, strict=True):
         for split in SPLITS:
-            for number in of[split]:
+            for number in samples[split]:
                 if (parts[split], number) in seen:
                     where = f"again in the {split} samples of {name}"
                     raise DataError(f"{path} has sample {number} twice, {where}: the file is damaged.")
@@ -124,10 +124,9 @@ class FromFile(Partitioner):
         return self._splits.merged_within
 
     def check_record(self, record: Mapping[str, Any]) -> None:
-        now = sums_of(record.get("files") or [record])
-        known = self._splits.sums
-        if known != now:
-            sums = f"{listed(sorted(known)) or 'of no file'}, these have {listed(sorted(now)) or 'none'}"
+        given, wanted = sums_of(record.get("files") or [record]), self._splits.sums
+        if given != wanted:
+            sums = f"{listed(sorted(wanted)) or 'of no file'}, these have {listed(sorted(given)) or 'none'}"
             raise DataError(f"{self._splits.place} is for data with the SHA-256 sum {sums}: give the same data file.")
 
     def __call__(self, dataset: Dataset, seed: int) -> list[Tensor]:
@@ -160,7 +159,7 @@ def _index_of(dataset: Any, file: SplitFile) -> dict[int, int]:
     """Number in the file -> index in the data set."""
     rows = sample_rows(dataset) if file.by_rows else range(len(dataset))
     if rows is None:
-        raise DataError(f"{file.place} numbers rows, and these data do not.")
+        raise DataError(f"{file.place} numbers rows, and these data do not: read the data as in that run.")
     return {row: index for index, row in enumerate(rows)}
 
 

@@ -135,7 +135,7 @@ class GroupBy(WholeGroups):
         super().__post_init__()
         if self.num_groups is not None and self.num_groups < (self.num_clients or 1):
             what = f"GroupBy.num_groups={self.num_groups} with num_clients={self.num_clients}"
-            raise ConfigurationError(f"{what}: must be no less, or null.")
+            raise ConfigurationError(f"{what}: must be at least num_clients, or null.")
 
     def keys(self, dataset: Dataset) -> Sequence[Hashable]:
         return read_column(dataset, self.column, "GroupBy")

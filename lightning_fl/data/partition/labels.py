@@ -129,7 +129,7 @@ class Pathological(LabelPartitioner):
 
     After McMahan et al., "Communication-efficient learning of deep networks from decentralized data", AISTATS 2017,
     section 3, with whole classes instead of shards, so that the number of classes is exact. The holders of a class have
-    equal shares; classes' numbers of holders differ by at most one. All clients share a class without training samples.
+    equal shares; numbers of holders differ by at most one. A class without training samples is shared by all clients.
 
     Args:
         num_clients: number of clients.
@@ -245,7 +245,7 @@ class OneClassShards(LabelPartitioner):
 
     The paper leaves the scale of the distribution and the rounding open. Here every client draws ``|z|``,
     ``z ~ N(0, scale²)``, rounded. The same whole number is then added to all draws (or subtracted, leaving each client
-    one shard), so that the sum comes near ``num_shards`` from below; random clients get one each of the rest.
+    one shard), so that the sum just stays within ``num_shards``; shards left over go to random clients, one each.
 
     Args:
         num_clients: number N of clients, at most ``num_shards``.
@@ -306,7 +306,7 @@ class OneClassShards(LabelPartitioner):
         shard_size = int((sizes[held > 0] // held[held > 0]).min())
         if shard_size == 0:
             label = int((held - sizes).argmax())
-            raise DataError(f"class {label}: {int(sizes[label])} samples, {int(held[label])} shards; lower num_shards.")
+            raise DataError(f"class {label} has {sizes[label]} samples for {held[label]} shards: lower num_shards.")
         return holdings * shard_size
 
 

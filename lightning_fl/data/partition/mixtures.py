@@ -245,4 +245,4 @@ def _needed(size: int, shares: Tensor, fractions: Sequence[float], inverted: Seq
 def _check_disjoint(name: str, of_a: Sequence[Hashable] | None, of_b: Sequence[Hashable] | None) -> None:
     is_empty = (of_a is not None and not of_a) or (of_b is not None and not of_b)
     if is_empty or (of_b is not None and (of_a is None or set(of_a) & set(of_b))):
-        raise ConfigurationError(f"{name}_a={of_a}, {name}_b={of_b}: give both without overlap, or only {name}_a.")
+        raise ConfigurationError(f"{name}_a={of_a}, {name}_b={of_b}: give disjoint non-empty lists, or only {name}_a.")

@@ -37,7 +37,7 @@ class TableData(SharedDataModule):
     a value of its own. Drop a column that only divides the rows among clients; partitioners still find it.
 
     Args:
-        name: a card of the package, such as ``adult``, or path of another (``.yaml``), without stand-in; or ``path``.
+        name: name of a card, such as ``adult``, or path of another (``.yaml``); instead of ``path``. No stand-ins.
         path: the user's file with a header (text, packed or not, Parquet or Excel); instead of ``name``.
         data_root: folder searched for a card's files first, before ``$LIGHTNING_FL_DATA``, cache and download.
         target: column of classes, numbers or times; ``None`` for the card's.
@@ -89,8 +89,8 @@ class TableData(SharedDataModule):
         self._has_classes = self.task == "classification" and self.event is None
         derived = [{of.name, of.column} for of in self.card.derived] if self.card is not None else []
         aims = {self.target, self.event}
-        if told := aims.union(*(pair for pair in derived if pair & aims)).intersection(columns or []):
-            raise ConfigurationError(f"columns={columns}: {min(map(str, told))!r} is or tells the target; omit it.")
+        if leaks := aims.union(*(pair for pair in derived if pair & aims)).intersection(columns or []):
+            raise ConfigurationError(f"columns={columns}: {min(map(str, leaks))!r} is or reveals the target; omit it.")
         self._standardization: dict[str, list[float]] = {}
 
     @property
