@@ -40,7 +40,7 @@ class ModelCheckpoint(Callback):
     Args:
         every_n_rounds: rounds between two ``last.ckpt``; 0 for improvements and the end only.
         monitor: a validation metric, its mean over clients ("val/rmse") or the worst client's ("val/rmse/worst").
-            ``None`` for the first metric whose name contains "loss", else the first.
+            ``None`` for the first with "loss" in its name, else the first. One not logged is a ``ConfigurationError``.
         mode: "min", "max", or "auto" for the metric's own direction.
         save_models: write ``models/`` after fit.
     """

@@ -48,9 +48,9 @@ class SharedDataModule(FederatedDataModule):
         split: shares of a client's samples for train, val and test, with sum 1; ignored for parts that the data have.
         split_seed: seed of partition and division; ``None`` for the run's seed.
         division: how a client's samples are divided, one of :mod:`lightning_fl.data.division`; ``None`` for at random.
-        folds: K for K-fold cross-validation inside every client: ``split`` then only says whether there is validation.
+        folds: K of K-fold cross-validation in every client; ``split`` only says if there is validation (then K > 2).
         fold: the fold for testing, 0..K-1; the next is for validation. With test samples given, it is for validation.
-        stratified: keep the proportions of a client's classes in its splits as nearly as integers allow.
+        stratified: keep a client's class proportions in its splits as nearly as integers allow; for random divisions.
         train_shares: for every client, the share of its training samples that it keeps, at least one sample; the others
             stay unused. Stratified if ``stratified``. ``None`` to keep all.
         unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error when

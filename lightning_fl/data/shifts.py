@@ -105,7 +105,7 @@ class FedCollabConceptShift(LabelPermutation):
 
     Args:
         num_classes: number of classes.
-        num_permuted: number of classes that differ between the first two types and between the last two.
+        num_permuted: classes that differ between the first two types and between the last two, 2 to half of all.
         clients_per_type: clients of each of the four types.
     """
 

@@ -44,7 +44,7 @@ class Silos(FederatedDataModule):
         datamodules: data of each client; the keys of a dict are the clients' names.
         names: the clients' names; ``None`` for a dict's, or numbers.
         batch_size: samples in a local training step; ``None`` for each loader's value, or 32 for a data set.
-        eval_batch_size: samples in an evaluation step; ``None`` for each loader's value, or four times ``batch_size``.
+        eval_batch_size: samples in evaluation; ``None``: 4 times ``batch_size``; loaders: ``batch_size`` or their own.
         shuffle: reshuffle every round; ``None`` for each training loader's setting, or true.
         drop_last: leave out a last training batch that is not full; ``None`` for each loader's setting, or false.
         collate_fn: makes a batch of a list of samples, where torch's and PyG's collation cannot.

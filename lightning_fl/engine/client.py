@@ -123,7 +123,7 @@ class ClientTurn:
         optimizers: of the client, from its first step on.
         rates: learning rate of the first optimiser in each step, after training.
         purpose: of its draws; a further turn in the same round has another one.
-        steps: number of finished steps.
+        steps: number of finished steps. ``report`` has all numbers of the turn, after training.
         moments: with ``optimizer_state="average"``, vectors of the averaged optimiser states; after training its own.
     """
 
@@ -178,7 +178,7 @@ class ClientTurn:
         work: LocalWork | None = None,
         correct_: Callable[[Weights, Weights], None] | None = None,
     ) -> Weights:
-        """Train the module again in this turn, with its own optimisers; returns a copy of the trained weights.
+        """Train the module again for ``work`` (default: a turn's), with its optimisers; returns a copy of its weights.
 
         Callbacks of the turn are not called, and the client's own layers do not change. Optimisers and schedulers that
         the run keeps or averages continue from the client's last training for the same purpose.

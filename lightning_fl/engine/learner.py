@@ -34,7 +34,7 @@ class ModelUpdate:
     """Input of the server's step for a shared model; the same on every rank.
 
     Args:
-        model: number of the model, 0..K-1.
+        model: number of the model, 0..K-1; ``num_clients`` are all clients of the run.
         start: the model before the round; read only.
         average: of the clients' updates, each weighted by ``contribution.weight * report.scale``.
         vectors: name -> the average of a further vector, with the same weights.

@@ -64,8 +64,8 @@ class Settings:
     seed: Annotated[int, Interval(ge=0, le=2**64 - 1)] = None  # type: ignore[assignment]
     """seed of the run; default what ``seed_everything`` set, else 0."""
     num_threads: Count | None = field(default=1, metadata=PER_RANK)
-    """torch threads per process, with and without a GPU. 1 by default: small models gain from processes, not from
-    threads, and the same number of threads gives the same bits on any number of processes."""
+    """torch threads per process, with and without a GPU; ``None`` leaves torch's. 1 by default: small models gain from
+    processes, not from threads, and the same number of threads gives the same bits on any number of processes."""
     channels_last: bool | Literal["auto"] = "auto"
     """give images to the module in torch's channels-last memory format, in which convolutions and pooling are faster; a
     module that calls ``view`` on results of images needs ``reshape`` or ``flatten`` instead. Results are the same up to

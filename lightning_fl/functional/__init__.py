@@ -1,6 +1,6 @@
 """The papers' mathematics as pure functions: tensors in, tensors or plain values out, no training, no global state.
 
-Shapes that do not fit and arguments out of range raise ``ConfigurationError``, values not finite ``DataError``.
+Shapes and numbers found not to fit raise ``ConfigurationError``, updates and gradients not finite ``DataError``.
 """
 
 from typing import TYPE_CHECKING

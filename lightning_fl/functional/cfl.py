@@ -77,7 +77,7 @@ def optimal_bipartition(similarities: Tensor) -> Bipartition:
 def split_cluster(
     gram: Tensor, num_samples: Sequence[int], *, eps1: float, eps2: float, gamma_max: float = 0.0
 ) -> Bipartition | None:
-    """The two sides into which a cluster is split, or ``None`` if it stays whole.
+    """The two sides into which a cluster is split, or ``None`` if it stays whole; ``gram`` as in :func:`update_norms`.
 
     Args:
         eps1: upper bound of the norm of the mean update.

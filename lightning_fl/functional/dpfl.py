@@ -6,7 +6,7 @@ https://arxiv.org/abs/2406.06520, equations 6 to 8, algorithms 2 (GGC) and 3 (BG
 The reward R(S) of a set of collaborators is minus the validation loss of the average over S and the client. Both
 algorithms go through the shuffled candidates and keep or drop each by the gains of adding it to X, the collaborators so
 far, and of removing it from Y, which has all undecided candidates too (a randomised double greedy). R(X) and R(Y) carry
-over to the next candidate, so n candidates cost 2n + 2 rewards.
+over to the next candidate, and of the last one both are known, so n candidates cost 2n rewards.
 
 The rule keeps a candidate that neither helps X nor harms Y (a = b = 0), even one that harms both, so the chosen set may
 have a smaller reward than the empty set: remark 3 of the paper, that it "returns a set no worse than the empty set with

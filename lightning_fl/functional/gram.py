@@ -91,8 +91,8 @@ def cosine_similarities(gram: Tensor) -> Tensor:
 def remembered_cosines(mean: Tensor, weight: Tensor, cosines: Tensor, memory: Fraction) -> tuple[Tensor, Tensor]:
     """Add a round to the mean of cosines over rounds: C̄ ← (β w C̄ + C) / (β w + 1), w ← β w + 1.
 
-    The weights of a pair's rounds are β^0, β^1, ..., the last round first: with β = 0 only the last round counts, with
-    β = 1 all count equally. ``weight`` is w, the sum of the weights so far, 0 before the first round.
+    A pair's rounds weigh β^0, β^1, ..., the last first, β being ``memory``: with 0 only the last round counts, with 1
+    all count equally. Tensors are [N, N]; ``weight`` is w, the sum of the weights so far, 0 before the first round.
     """
     check_floating("weight", weight, *mean.shape)
     check_floating("cosines", cosines, *mean.shape)

@@ -49,7 +49,7 @@ def importance_weights(name: str, values: Tensor, higher_is_better: bool) -> Ten
     The latter depends on the units of the loss: standardise the targets, so that a loss of 1 is large.
 
     Args:
-        values: of each tier model, float64, shape [K]; NaN, of a diverged model, is the worst.
+        values: each tier model's of the metric ``name``, float64, shape [K]; NaN, of a diverged model, is the worst.
         higher_is_better: the values are shares in [0, 1], such as accuracies; otherwise losses >= 0.
     """
     known = values[~values.isnan()]

@@ -43,7 +43,7 @@ def platt_sums(probability: Tensor, label: Tensor, coefficients: Tensor, positiv
 def fit_platt(sums: Callable[[Tensor], Tensor], positives: Tensor, negatives: Tensor) -> Tensor:
     """Fit (a, b) of T targets, [T, 2] float64; NaN for a target without a label.
 
-    ``sums`` maps coefficients [T, 2] to the sums of all clients' :func:`platt_sums` [T, 6].
+    ``sums`` maps coefficients [T, 2] to the sums of all clients' :func:`platt_sums` [T, 6]; numbers of labels are [T].
     """
     start = ((positives.double() + 1) / (negatives.double() + 1)).log()
     at = torch.stack([torch.zeros_like(start), start], dim=1)

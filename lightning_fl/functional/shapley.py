@@ -136,7 +136,7 @@ def shapley_exact(
 ) -> Tensor:
     """Shapley values by enumeration (equation 18), float64, shape [N]; they sum to v(all players) - v(empty set).
 
-    ``value`` is v of a coalition, a set of players 0..N-1; called once for each of the 2^N coalitions.
+    ``value`` is v of a coalition, a set of players 0..N-1; called once for each of the 2^N coalitions, N at most 16.
 
     Example:
         >>> shapley_exact(lambda coalition: float({0, 1} <= coalition), num_players=3)
@@ -158,7 +158,7 @@ def shapley_exact(
 def shapley_permutations(
     value: Value, num_players: Count, generator: torch.Generator, *, num_permutations: Permutations = 1000
 ) -> ShapleyEstimate:
-    """Estimate Shapley values from random orders in which the players 0..N-1 join.
+    """Estimate Shapley values from random orders, an even number of 4 or more, in which the players 0..N-1 join.
 
     Every order comes with its reverse; these pairs' means give the standard errors. Each coalition is evaluated once.
     """

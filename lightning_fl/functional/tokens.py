@@ -109,7 +109,7 @@ def settle_round(
     They are kind of payment -> client -> units, and sum to what the payers paid.
 
     Args:
-        payers: distinct clients that paid the price of a bid.
+        payers: distinct clients that paid ``price`` units each for a bid (see :func:`to_units`).
         contributions: ψ of the providers, clients that trained and whose update arrived.
         participations: Ω, client -> earlier rounds in which it trained the tier.
 

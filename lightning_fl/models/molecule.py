@@ -89,7 +89,7 @@ class MoleculeModel(MoleculeNetwork, Model):
 
     Raises:
         ConfigurationError: an argument is out of range, or does not fit a batch.
-        DataError: a target has no finite training data to learn its scale from.
+        DataError: a target has no finite training data to learn its scale from, or labels that do not fit the task.
 
     Example:
         >>> model = MoleculeModel(encoder="mpnn", node_dim=9, edge_dim=4, hidden_dim=64)

@@ -65,7 +65,7 @@ class FederatedStrategy(Learner, RankExchange):
         **unknown: refused.
 
     Raises:
-        ConfigurationError: there is no such argument.
+        ConfigurationError: there is no such argument, or ``timeout`` is not above 0.
     """
 
     #: Name under which the class registers with Fabric when it is defined, in lower case.
@@ -316,7 +316,7 @@ class FederatedStrategy(Learner, RankExchange):
     def average(self, module: nn.Module, num_samples: float = 1.0) -> None:
         """Replace the module's weights, on every rank, with the average over ranks weighted by ``num_samples``.
 
-        Every rank must call it; an error on one rank is raised on all.
+        Every rank must call it; an error on one rank is raised on all. For FedAvg: other strategies need a trainer.
 
         Raises:
             ConfigurationError: ``num_samples`` is negative or not finite on a rank, or zero on all ranks.

@@ -36,7 +36,7 @@ class FedFA(FederatedStrategy):
         alpha: share of the accuracies in the weights; the rest is participation's. 1, with ``momentum`` 0, is FedFA as
             a baseline in the literature on coalitions.
         momentum: γ, of the server.
-        monitor: metric logged by ``validation_step``; ``None`` for the first where more is better, else the loss.
+        monitor: metric of ``validation_step``; ``None`` for the first of at least 0 where more is better, else a loss.
         moment: take accuracies "before" a client trains, or "after": clients then train twice in a round, on the same
             batches, and the accuracy is that of a fresh optimiser.
         **settings: those of every strategy.

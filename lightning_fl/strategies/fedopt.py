@@ -102,7 +102,7 @@ class FedAdagrad(_Adaptive):
 
     Args:
         momentum: beta_1, 0 in the paper.
-        **settings: as of FedAdam.
+        **settings: ``server_rate`` (eta), ``tau`` (adaptivity), and those of every strategy.
     """
 
     name = "fedadagrad"
@@ -119,7 +119,7 @@ class FedAdam(_Adaptive):
 
     Args:
         beta2: beta_2.
-        **settings: as above.
+        **settings: ``server_rate`` (eta), ``momentum`` (beta_1), ``tau`` (adaptivity), and those of every strategy.
     """
 
     name = "fedadam"
@@ -134,7 +134,7 @@ class FedAdam(_Adaptive):
 
 
 class FedYogi(FedAdam):
-    """``v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)``: v changes by at most ``(1 - beta_2) Delta^2``."""
+    """``v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)``. Arguments are those of :class:`FedAdam`."""
 
     name = "fedyogi"
 

@@ -30,7 +30,7 @@ class MaxFL(FederatedStrategy):
 
     Args:
         threshold: ρ, for all clients; ``None`` for the training loss of a model that each client trains alone.
-        warm_up_steps: optimiser steps of that model (100 in the paper); ``None`` for those of a turn.
+        warm_up_steps: optimiser steps of that model (100 in the paper); ``None`` for a turn's. Not with ``threshold``.
         server_rate: η_g, of the server's step; default 1. Not with ``opt_out``.
         eps: ε, which leaves a cohort that cannot be won over where it is; default 0.01. Not with ``opt_out``.
         opt_out: clients take part while the shared model meets their threshold, else train alone.

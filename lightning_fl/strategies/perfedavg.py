@@ -30,7 +30,7 @@ class PerFedAvg(FedAvg):
             optimiser's learning rate, as FedCollab does.
         adaptation_steps: steps before every evaluation, each on another training batch.
         hessian: "ignored" (first order, FO) or by "differences" of gradients (Hessian-free, HF).
-        delta: distance that w moves along the gradient, in both directions, for the differences.
+        delta: factor of the gradient g by which w moves, in both directions, for the differences.
         **settings: those of every strategy.
     """
 

@@ -26,7 +26,7 @@ from lightning_fl.strategies.federated import FederatedStrategy
 
 
 class QFedAvg(FederatedStrategy):
-    """Fair federated averaging; one more pass over each client's training data a round.
+    """Fair federated averaging, for losses of at least 0; one more pass over each client's training data a round.
 
     Args:
         q: weight of fairness; 0.1 to 5 in the paper, 0 weighs clients equally.

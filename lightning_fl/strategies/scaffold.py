@@ -27,7 +27,7 @@ from lightning_fl.strategies.local_sgd import distance, plain_sgd
 
 
 class SCAFFOLD(FedAvg):
-    """Steps ``w <- w - eta (grad f_i(w) + c - c_i)``; afterwards ``c_i <- c_i - c + (x - y_i) / (K_i eta)``.
+    """Steps ``w <- w - eta (grad f_i(w) + c - c_i)``, then ``c_i <- c_i - c + (x - y_i) / (K_i eta)``; needs one SGD.
 
     Args:
         server_rate: eta_g, how far the server goes towards the average.

@@ -250,8 +250,8 @@ def advise(
 
     Runs are made here, one after another, and a second call goes on with the finished ones. It notices other data in
     memory; give another ``out`` after a change of the module's code or of files. All seeds start from the module's
-    weights. Arguments are those of :func:`.federate`, whose strategy and callbacks are replaced, and of
-    ``lightning-fl advise``.
+    weights. ``metric`` (default: the first that is not a loss) decides; ``max_rounds`` are those of a run at most;
+    ``pooled`` adds pooled data. Others are :func:`.federate`'s; strategy and callbacks are replaced.
 
     Example::
 

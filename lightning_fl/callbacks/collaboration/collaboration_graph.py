@@ -57,7 +57,7 @@ class CollaborationGraph(Callback):
         watched: clients (of doubtful data, say) whose share of the others' edges is logged as ``graph/watched_share``.
 
     Raises:
-        ConfigurationError: a value is out of range, the file does not fit, or a client has no validation data.
+        ConfigurationError: a value or file does not fit (range, ``graph``, clients), or validation data are missing.
     """
 
     method_name = "DPFL"

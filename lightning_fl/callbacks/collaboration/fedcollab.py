@@ -50,8 +50,8 @@ _CAPACITY = 10.0
 class FedCollab(ClientClusters):
     """Divides clients into coalitions before the first round; any strategy then trains one model in each.
 
-    Every pair of clients trains a small discriminator federatedly on its inputs and targets; its accuracy is their
-    distance. Coalitions minimise the mean over clients of
+    Every pair of clients trains a small discriminator federatedly on its inputs and targets; twice its balanced
+    accuracy less 1 is their distance. Coalitions minimise the mean over clients of
     ``capacity / sqrt(samples in the coalition) + distance to the coalition``. Writes ``distances.csv``,
     ``distance_errors.csv`` (standard errors) and ``coalitions.csv``, and logs the share of draws of distances with
     these errors that lead to the same coalitions.

@@ -48,7 +48,7 @@ class LabelNoise(Callback):
         std: standard deviation of the noise on real targets, in their units. Class labels flip instead.
         probability: probability of a label to change.
         client_share: share of noisy clients, rounded half up, drawn by the run's seed.
-        clients: the noisy clients, instead of a share.
+        clients: numbers of the noisy clients, from 0, instead of a share.
         num_classes: number of classes, for class labels, also floating ones with NaN for missing; for integers the
             module's hyper-parameter ``num_classes`` is the default.
         splits: splits to change; keep test labels clean.

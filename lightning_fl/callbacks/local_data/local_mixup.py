@@ -50,7 +50,7 @@ class LocalMixup(Callback):
 
     Raises:
         ConfigurationError: ``alpha`` is negative, the layer does not exist, or its output has another number of rows;
-            ``per_sample`` with class labels or censored times.
+            ``per_sample`` with class labels or censored times; without ``layer``, a batch is not a tuple of tensors.
     """
 
     method_name = "+ local mixup"

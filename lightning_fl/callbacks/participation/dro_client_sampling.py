@@ -62,7 +62,7 @@ class DROClientSampling(Callback):
 
     Raises:
         ConfigurationError: a value is out of range; the run counts epochs instead of ``local_steps``, or has more than
-            one step with "afl"; there are several shared models.
+            one step with "afl"; there are several shared models, or the module optimises manually.
     """
 
     role = "participation"

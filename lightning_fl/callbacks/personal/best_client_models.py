@@ -32,7 +32,7 @@ class BestClientModels(Callback):
             would be fine-tuned models.
 
     Raises:
-        ConfigurationError: in a run, the metric is not logged or validation is switched off.
+        ConfigurationError: validation is off or no client has data for it; in a run, the metric is not logged.
     """
 
     role = "best models"

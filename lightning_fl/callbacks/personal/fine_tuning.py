@@ -41,7 +41,7 @@ class FineTuning(Callback):
             fine-tuning, by the metric that decides on the best round. A client without validation data keeps the last.
 
     Raises:
-        ConfigurationError: both ``epochs`` and ``steps`` are set, or ``best_epoch`` with one of the other options.
+        ConfigurationError: ``epochs`` and ``steps`` are set, or ``best_epoch`` with ``steps`` or ``every_evaluation``.
     """
 
     method_name = "+ fine-tuning"

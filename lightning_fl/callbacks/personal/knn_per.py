@@ -33,7 +33,7 @@ class KNNPer(Callback):
     """Evaluates ``lambda p_knn(y | x) + (1 - lambda) p_model(y | x)``; training is not affected.
 
     Args:
-        k: number of neighbours, at most the number of a client's samples.
+        k: number of neighbours; a client with fewer training samples uses all of them.
         interpolation: lambda; "validation" for the best of 0, 0.1, ..., 1 on each client's validation samples.
         scale: of squared distances, relative to the number of features.
         layer: submodule with the embedding as input, and logits or target values as output (scaled by the module's

@@ -52,7 +52,7 @@ class LocalReference(Callback):
     Args:
         own_best_round: compare outside of a fit with each client's local model of its own best round by validation, as
             training alone with early stopping would end; the metric that decides on the best round decides. A later
-            process that tests ``best.ckpt`` knows only the rounds until then.
+            process that tests ``best.ckpt`` knows only the rounds until then. No effect with ``run``.
         run: folder or ``summary.json`` of a finished ``LocalTraining`` run on the same data, used as the reference.
 
     Raises:

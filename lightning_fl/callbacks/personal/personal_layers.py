@@ -82,7 +82,7 @@ class PrivateHeads(PersonalLayers):
     the client's own training targets and stay with it; a column without values keeps 0 and 1.
 
     Args:
-        layers: as for :class:`PersonalLayers`.
+        layers: as for :class:`PersonalLayers`; ``None`` for ["head"].
 
     Raises:
         ConfigurationError: as :class:`PersonalLayers`, or the module weights classes over all clients.

@@ -27,7 +27,7 @@ class PretrainedWeights(Callback):
     Args:
         path: a Lightning checkpoint or a state dict, also under the key "state_dict".
         module: name of the submodule; "" for the whole module.
-        prefix: of the keys to load, others are ignored; ``None`` for the submodule's name, or "" if no key has it.
+        prefix: of the keys to load, with its dot: "gnn."; ``None`` for the submodule's name, or "" if no key has it.
         freeze: do not train these parameters.
         unfreeze_after: number of rounds after which they are trained; ``None`` for never. Only with ``freeze``.
 

@@ -50,7 +50,7 @@ class ShapleyRewards(Callback):
         leave_own_out: value each client only on samples of the model's other participants, for "first_order". Values
             then sum neither to 0 nor to the decrease of the loss. A single participant is valued on its own samples.
         num_samples: held-out samples of each client, redrawn in every round; ``None`` for all.
-        num_permutations: for "permutations", an even number; default 100.
+        num_permutations: for "permutations", an even number of at least 4; default 100.
         every_n_rounds: rounds between valuations.
 
     Raises:

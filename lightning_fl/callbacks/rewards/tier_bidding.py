@@ -68,7 +68,7 @@ class TierBidding(PersonalMixtures):
         initial_rounds: rounds in which clients stay in randomly dealt tiers, without bids, until the models have
             learned something; N_p + N_r clients of each tier train in turn. New clients get a random tier.
         monitor: validation metric that scores a model: a share such as an accuracy, or a loss x as ``exp(-x)``.
-            Default: the first one where more is better, else the first loss.
+            Default: the first one where more is better and that is never negative (as R2 may be), else the first loss.
         bid_split: split of the samples for bids.
         personal_split: split of the samples for personal models; clients without such samples use ``bid_split``.
         num_samples: samples of each client and use, redrawn every round; ``None`` for all.
@@ -80,8 +80,8 @@ class TierBidding(PersonalMixtures):
 
     Raises:
         ConfigurationError: a value is out of range; at the start of a run, there are more tiers than clients, a policy
-            is for an unknown client, the module has no ``validation_step``, or ``ShapleyRewards`` is missing for tokens
-            or does not value every round; later, a metric gives no score or a policy bids for an unknown tier.
+            is for an unknown client, a client lacks ``bid_split`` samples, there is no ``validation_step``, or tokens
+            lack ``ShapleyRewards`` of every round; later, a metric gives no score or a policy bids for an unknown tier.
         TrainingError: no client trains any tier.
     """
 

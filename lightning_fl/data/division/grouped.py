@@ -154,7 +154,7 @@ class HashDivision(Division):
 class OrderDivision(Division):
     """Division by a column that orders the samples, such as the date: the first for training, the last for testing.
 
-    Samples of one date stay together, in the part of the first. If copies stay together, the earliest date counts.
+    Samples of one date stay together, in the part of the first. If copies do, the earliest date counts. No ``folds``.
 
     Args:
         column: name of the column, read with ``dataset.column(name)``: numbers, or dates (and times) in ISO format such

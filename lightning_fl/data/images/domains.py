@@ -54,7 +54,7 @@ class ImageDomains(SharedImages):
     (:data:`~lightning_fl.data.images.standin.RENDERINGS`).
 
     Args:
-        domains: two or more names of cards, or paths of cards or ``.npz`` files.
+        domains: two or more names of cards, or paths of cards or ``.npz`` files; six at most as stand-ins.
         clients_per_domain: clients of every domain; one number for all or one for each.
         samples_per_client: images of a client, including validation and test images, drawn at random (stratified if
             ``stratified``); ``None`` for equal parts of all.

@@ -93,7 +93,7 @@ class TransformedImages(FederatedDataModule):
         normalize: subtract the mean and divide by the standard deviation of each channel; otherwise values lie in 0..1.
         mean: mean of each channel of images from 0 to 1; ``None`` to compute it from the data's training images,
             including those that are cut from them for validation and test (in ``ImageFolders`` 0.5).
-        std: standard deviation of each channel; ``None`` to compute it (in ``ImageFolders`` 0.5).
+        std: standard deviation of each channel, given with ``mean``; ``None`` to compute it (in ``ImageFolders`` 0.5).
         augment: augmentations of training batches, drawn for every image: ``"crop"`` (a border of 4 black pixels, then
             an image of the same size from a random position) and ``"flip"`` (left to right with probability 1/2).
     """

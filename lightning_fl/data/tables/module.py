@@ -43,7 +43,7 @@ class TableData(SharedDataModule):
         target: column of classes, numbers or times; ``None`` for the card's.
         task: whether the target holds classes or, for a "regression", numbers.
         event: column of 0 and 1, whether the event was observed; the target is then its time. ``None`` for the card's.
-        columns: input columns; ``None`` for all but the target.
+        columns: input columns; ``None`` for all but the target, ``drop``, and those that a card leaves out or derives.
         drop: columns that are not inputs; instead of ``columns``.
         categorical: input columns of categories; ``None`` for the card's, and in the user's file for the columns where
             at most half of the values are numbers. Where most are, the other values are refused.

@@ -38,7 +38,7 @@ class DiscriminatorSettings:
         hidden: units of the hidden layer.
         learning_rate: of the gradient steps. With 0.3, distances need twice the rounds of 1.0, and some pairs of small
             clients stop before they learn anything.
-        max_rounds: most rounds; rounds after the last evaluation are not trained.
+        max_rounds: most rounds, at least ``eval_every``; rounds after the last evaluation are not trained.
         eval_every: rounds between evaluations.
         patience: evaluations without a better ``monitor`` after which a pair stops.
         monitor: value on the validation samples that chooses the round: their ``"loss"``, or the paper's
