@@ -32,7 +32,7 @@ class Timed(ShapleyRewards):
 
     def on_aggregate_end(self, trainer) -> None:  # type: ignore[no-untyped-def]
         before = time.perf_counter()
-        trainer._evaluate("val")
+        trainer.evaluate_split("val")
         between = time.perf_counter()
         super().on_aggregate_end(trainer)
         after = time.perf_counter()

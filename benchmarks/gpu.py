@@ -9,8 +9,9 @@ Every phase has a time limit, and every arm of a phase a process of its own, so 
 device, costs nothing but itself; what it found until then is kept. ``OUT/rows.jsonl`` has a line for every finding as
 it comes, ``OUT/gpu.json`` all of them with the phases' times, ``OUT/gpu.md`` a table.
 
-RDKit, jsonargparse and PyTorch Geometric may be missing: phase ``facts`` says how to bring wheels to a machine without
-a network, and what needs them is named as not run. The package itself is taken from the checkout that holds this file.
+PyTorch Geometric must be there. RDKit and jsonargparse may be missing: phase ``facts`` says how to bring wheels to a
+machine without a network, and what needs them is named as not run. The package itself is taken from the checkout that
+holds this file.
 """
 
 import argparse

@@ -88,6 +88,27 @@ def test_an_arm_is_ended_with_all_that_it_started_and_keeps_its_rows(benchmarks,
     assert gpu.in_own_process("speed", "mlp", [], time.monotonic())[0]["value"] == "not run"
 
 
+def test_trainers_of_the_suite_ask_for_the_forced_device(benchmarks, monkeypatch):
+    import torch
+    from gpu_phases import force_device
+
+    import lightning_fl.trainer.trainer as module
+
+    made, asked = module.make_fabric, []
+
+    def make(trainer, strategy):
+        asked.append((trainer.accelerator, trainer.devices))
+        trainer.accelerator = "cpu"
+        return made(trainer, strategy)
+
+    monkeypatch.setattr(module, "make_fabric", make)
+    monkeypatch.setattr(torch.testing, "assert_close", torch.testing.assert_close)
+    monkeypatch.setenv("FORCED_DEVICE", "cuda")
+    force_device.pytest_configure()
+    module.FederatedTrainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    assert asked == [("cuda", 1)]
+
+
 def test_missing_packages_are_named_with_ranges_and_what_comes_with_them(benchmarks, monkeypatch):
     from gpu_phases import facts
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,16 +10,18 @@ import torch
 
 def pytest_configure() -> None:
     """Put other arguments into every trainer's Fabric; compare tensors whatever their device."""
-    import lightning_fl.trainer.trainer as trainer
+    import lightning_fl.trainer.trainer as module
 
-    device, made = os.environ["FORCED_DEVICE"], trainer.make_fabric
+    device, made = os.environ["FORCED_DEVICE"], module.make_fabric
 
-    def make(strategy: Any, accelerator: str, devices: Any, num_nodes: int, *rest: Any, **options: Any) -> Any:
-        if str(devices) in ("1", "auto") and num_nodes == 1:
-            accelerator, devices = device, 1
-        return made(strategy, accelerator, devices, num_nodes, *rest, **options)
+    def make(trainer: Any, strategy: Any) -> Any:
+        names = ("accelerator", "devices", "num_nodes", "precision", "plugins", "processes_per_device")
+        asked = SimpleNamespace(**{name: getattr(trainer, name) for name in names})
+        if str(asked.devices) in ("1", "auto") and asked.num_nodes == 1:
+            asked.accelerator, asked.devices = device, 1
+        return made(asked, strategy)
 
-    trainer.make_fabric = make
+    module.make_fabric = make
     torch.testing.assert_close = _anywhere(torch.testing.assert_close)
 
 
