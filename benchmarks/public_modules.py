@@ -1,4 +1,4 @@
-"""The table of public modules in ``docs/lightning-support.md``: each under Lightning's Trainer and federated.
+"""The table of public modules in ``docs/public_modules.md``: each under Lightning's Trainer and federated.
 
 ``uv sync --group modules && uv run --no-sync python benchmarks/public_modules.py --write``; with names (or parts of
 names) only these cases are tried and the table is printed. Every package has a process of its own, so that packages do
@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "lightning-support.md"
+PAGE = ROOT / "docs" / "public_modules.md"
 BEGIN, END = "<!-- public modules: written by benchmarks/public_modules.py -->", "<!-- end of public modules -->"
 FOUND = "found: "
 HEAD = (
@@ -62,7 +62,7 @@ def main() -> None:
     """Try the cases that are asked for, write or print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="parts of names; all cases if none is given")
-    parser.add_argument("--write", action="store_true", help="into docs/lightning-support.md")
+    parser.add_argument("--write", action="store_true", help="into docs/public_modules.md")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:

@@ -1,4 +1,4 @@
-"""Every public module does what the table in ``docs/lightning-support.md`` says of it."""
+"""Every public module does what the table in ``docs/public_modules.md`` says of it."""
 
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path

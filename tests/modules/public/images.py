@@ -59,7 +59,7 @@ def anomalib_ganomaly() -> dict[str, Any]:
     return _anomalib("Ganomaly", batch_size=4, n_features=4, latent_vec_size=8)
 
 
-@case("Padim (a memory of features, no optimiser)", "anomalib", fails="a federated model cannot change its layout")
+@case("Padim (a memory of features, no optimiser)", "anomalib", fails="register it with its final shape and dtype")
 def anomalib_padim() -> dict[str, Any]:
     return _anomalib("Padim", backbone="resnet18", pre_trained=False, layers=["layer1"], n_features=4)
 
