@@ -1,6 +1,7 @@
 """``benchmarks/gpu.py``: runs on a CPU, keeps what arms found before their time was up, says what is to be carried."""
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -64,28 +65,38 @@ def test_phases_on_the_software_device(main, tmp_path):
 
 @pytest.mark.processes
 def test_an_arm_is_ended_with_all_that_it_started_and_keeps_its_rows(benchmarks, monkeypatch, tmp_path):
+    """The mark of this test sees that neither of the two processes, which would never end, is left."""
     import gpu
 
-    slow = tmp_path / "slow.py"
+    slow, all_said = tmp_path / "slow.py", tmp_path / "all said"
     slow.write_text(
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        'print(\'{"what": "so far", "child": %d}\' % child.pid, flush=True)\n'
+        "import pathlib, signal, subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+        'print(\'{"what": "so far"}\', flush=True)\n'
         "print('waiting', file=sys.stderr, flush=True)\n"
-        "time.sleep(600)\n"
+        f"pathlib.Path({str(all_said)!r}).touch()\n"
+        "signal.pause()\n"
     )
+
+    class Arm(subprocess.Popen):
+        """Its time is up when it has said all."""
+
+        def wait(self, timeout=None):
+            if timeout is None:
+                return super().wait()
+            assert timeout == 60
+            while not all_said.exists():
+                assert self.poll() is None, "the arm ended by itself"
+                time.sleep(0.01)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
     monkeypatch.setattr(gpu, "SCRIPT", slow)
-    first, second = gpu.in_own_process("speed", "mlp", [], time.monotonic() + 3)
+    monkeypatch.setattr(gpu, "subprocess", SimpleNamespace(Popen=Arm, TimeoutExpired=subprocess.TimeoutExpired))
+    monkeypatch.setattr(gpu, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    first, second = gpu.in_own_process("speed", "mlp", [], 60.0)
     assert first["what"] == "so far"
-    assert (second["value"], second["note"]) == ("failed", "ended after 3 s: waiting")
-    for _ in range(50):  # the child is gone, or a zombie of a process that is
-        status = Path(f"/proc/{first['child']}/stat")
-        if not status.exists() or status.read_text().split()[2] == "Z":
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the arm's child still runs")
-    assert gpu.in_own_process("speed", "mlp", [], time.monotonic())[0]["value"] == "not run"
+    assert (second["value"], second["note"]) == ("failed", "ended after 60 s: waiting")
+    assert gpu.in_own_process("speed", "mlp", [], 0.0)[0]["value"] == "not run"
 
 
 def test_trainers_of_the_suite_ask_for_the_forced_device(benchmarks, monkeypatch):

@@ -1,12 +1,11 @@
 """Jupyter: notebooks that are executed by nbconvert, with a kernel of their own."""
 
 import json
-import subprocess
 import sys
 
 import nbformat
 import pytest
-from processes import SUPPORT
+from processes import LIMIT, SUPPORT, nothing_left, run
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
@@ -65,9 +64,11 @@ def outputs(tmp_path_factory):
     setup = SETUP.format(tests=str(SUPPORT), root=str(folder / "runs"))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in (setup, *CELLS)])
     nbformat.write(notebook, folder / "trial.ipynb")
-    command = ["-m", "nbconvert", "--to", "notebook", "--execute", "trial.ipynb", "--output", "done.ipynb"]
-    done = subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    command = ["-m", "nbconvert", "--to", "notebook", "--execute", folder / "trial.ipynb", "--output", "done.ipynb"]
+    limits = [f"--ExecutePreprocessor.{kind}_timeout={LIMIT:.0f}" for kind in ("startup", "iopub")]
+    with nothing_left():
+        ended = run(sys.executable, *command, *limits)
+        assert ended.code == 0, ended.err
     return [_outputs(cell) for cell in json.loads((folder / "done.ipynb").read_text())["cells"][1:]]
 
 

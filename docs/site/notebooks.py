@@ -13,9 +13,11 @@ import nbformat
 from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
 
+from lightning_fl.core.environment import usable_cores
+
 __all__ = ["Executed", "execute"]
 
-SECONDS = 300  # of one cell
+SECONDS = 1800  # of one cell, of a kernel's start, of what a cell still prints: a net for what would never end
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -27,12 +29,12 @@ class Executed(NamedTuple):
 
 
 def execute(paths: Sequence[Path]) -> list[Executed]:
-    """Run the notebooks, as many at once as there are cores.
+    """Run the notebooks, as many at once as this process has cores.
 
     Raises:
         CellExecutionError: of the first cell that raises.
     """
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         return list(pool.map(_execute, paths))
 
 
@@ -40,7 +42,12 @@ def _execute(path: Path) -> Executed:
     notebook = nbformat.read(path, as_version=4)
     with TemporaryDirectory() as folder:
         client = NotebookClient(
-            notebook, timeout=SECONDS, coalesce_streams=True, resources={"metadata": {"path": folder}}
+            notebook,
+            timeout=SECONDS,
+            startup_timeout=SECONDS,
+            iopub_timeout=SECONDS,
+            coalesce_streams=True,
+            resources={"metadata": {"path": folder}},
         )
         client.execute(env=_environment())
     for cell in notebook.cells:

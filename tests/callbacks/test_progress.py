@@ -100,7 +100,8 @@ class TestPlainLines:
         assert f"LineModule by FedAvg on 2 clients, data: {source}" in output
 
     @pytest.mark.slow
-    def test_a_hundredth_of_the_rounds(self, make_trainer, line_clients, line_module, capsys):
+    def test_a_hundredth_of_the_rounds(self, make_trainer, line_clients, line_module, capsys, monkeypatch):
+        monkeypatch.setattr("lightning_fl.callbacks.progress.time", SimpleNamespace(monotonic=lambda: 0.0))
         display = ProgressDisplay()
         trainer = make_trainer(display, max_rounds=300, check_val_every_n_rounds=0, enable_checkpointing=False)
         trainer.fit(line_module(), line_clients([1.0]))

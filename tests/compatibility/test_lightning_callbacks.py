@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -12,7 +13,7 @@ import pytest
 import pytorch_lightning
 import torch
 from early_stopping_run import run
-from hooks import StopAfter
+from hooks import StopAfter, hooks
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, LambdaCallback, Timer
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -139,17 +140,19 @@ def test_processes_stop_together(tmp_path: Path, start_warm: Callable[..., Proce
     assert one[1]["rounds"] == 3
 
 
-def test_the_timer_continues_where_it_was(tmp_path: Path) -> None:
-    first = federated_trainer(
-        tmp_path, max_rounds=4, callbacks=[Timer(timedelta(days=1)), StopAfter(2)], enable_checkpointing=True
-    )
-    first.fit(make(Logs), Clients())
-    elapsed = first.lightning_callbacks[0].time_elapsed()
-    timer = Timer(timedelta(seconds=elapsed * 0.5))
-    second = federated_trainer(tmp_path, max_rounds=4, callbacks=[timer], enable_checkpointing=True)
-    second.fit(make(Logs), Clients(), ckpt_path="last")
-    assert second.current_round == 2
-    assert timer.time_elapsed() > elapsed * 0.5
+def test_the_timer_continues_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("lightning.pytorch.callbacks.timer.time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def work(*_: Any) -> None:
+        now[0] += 10
+
+    for seconds, more, path in ((1000, [StopAfter(2)], None), (15, [], "last")):
+        timer = Timer(timedelta(seconds=seconds))
+        given = [timer, hooks(on_client_end=work), *more]
+        trainer = federated_trainer(tmp_path, max_rounds=4, callbacks=given, enable_checkpointing=True)
+        trainer.fit(make(Logs), Clients(), ckpt_path=path)
+        assert (trainer.current_round, timer.time_elapsed()) == (2, 20)
 
 
 def _scalars(folder: Path, tag: str) -> list[float]:

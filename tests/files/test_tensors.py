@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from filelock import FileLock
+from processes import LIMIT
 
 from lightning_fl.core.errors import CheckpointError, DataError
 from lightning_fl.files import tensors
@@ -162,8 +163,8 @@ def test_what_several_need_at_once_is_computed_once(tmp_path: Path, monkeypatch:
 
     def compute() -> torch.Tensor:
         computed.append("x")
-        arrived.acquire(timeout=60)
-        arrived.acquire(timeout=60)  # both look for it before it is there
+        for _ in range(2):
+            assert arrived.acquire(timeout=LIMIT)  # both look for it before it is there
         return CONTENT["weights"]  # type: ignore[return-value]
 
     monkeypatch.setattr(tensors, "FileLock", Announced)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import LIMIT
 from torch.distributed import HashStore
 
 from lightning_fl.core.errors import FederatedError, LostPeerError, TrainingError
@@ -18,7 +19,7 @@ BROKEN = RuntimeError("Connection closed by peer")
 
 
 def until(peers: Peers, what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + LIMIT
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -102,18 +103,19 @@ def test_a_rank_that_goes_on_after_rank_zero_has_ended_is_told(ranks: list[Peers
 def test_a_store_that_does_not_answer_is_rank_zero_s(ranks: list[Peers], monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls of the store last for as long as its process is stopped."""
     _, one, _ = ranks
-    blocked = threading.Event()
+    asked, blocked = threading.Event(), threading.Event()
 
     def stuck(*_: object) -> None:
-        blocked.wait(60)
+        asked.set()
+        blocked.wait(LIMIT)
         raise RuntimeError
 
     monkeypatch.setattr(one, "_store", SimpleNamespace(set=stuck))
     try:
+        assert asked.wait(LIMIT)
         assert str(one.reason(BROKEN, timed_out=False)).startswith("rank 0 (a) is gone")
-        one._lost = 0.3
+        one._lost = 0.3  # less than that has waited
         one.enter_barrier()
-        time.sleep(0.4)
         with pytest.raises(LostPeerError, match="rank 0"):
             one.missing_ranks()
     finally:

@@ -140,7 +140,7 @@ def settings_of(algorithm: str) -> dict[str, Any]:
     if algorithm == "afl":
         return {"local_steps": 1}
     if algorithm == "gathering":
-        return {"local_steps": None, "timeout": 60}
+        return {"local_steps": None, "timeout": 900}
     return {"on_client_error": "skip"} if algorithm == "tiers" else {}
 
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from client_distances import pairwise_distances
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rounding import assert_equal_up_to_rounding
+from processes import LIMIT
+from rounding import assert_equal_up_to_rounding, rounding
 from torch import Tensor, nn
 
 import lightning_fl.callbacks.collaboration.discriminators.networks as module
@@ -127,10 +128,10 @@ class Ranks:
 
     def reduce(self, rank: int, part: Tensor) -> Tensor:
         self.parts[rank] = part
-        self.barrier.wait(60)
+        self.barrier.wait(LIMIT)
         total = torch.stack([self.parts[r] for r in range(len(self.hosts))]).sum(0)
         self.sent.append(part.clone())
-        self.barrier.wait(60)
+        self.barrier.wait(LIMIT)
         return total
 
     def run(self, features: list[Tensor], *args: object, **kwargs: object) -> list[PairwiseDistances]:
@@ -288,7 +289,8 @@ def test_stacks_and_the_order_of_pairs_do_not_matter(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "_CPU_CHUNK_BYTES", size)
         losses.clear()
         found = pairwise_distances(features, given, pairs=reversed(pairs))
-        torch.testing.assert_close(torch.tensor(sorted(losses)), torch.tensor(expected), rtol=1e-5, atol=0)
+        bound = rounding(torch.float32, steps=60)
+        torch.testing.assert_close(torch.tensor(sorted(losses)), torch.tensor(expected), rtol=bound, atol=0)
         torch.testing.assert_close(found.distances, usual.distances, rtol=0, atol=0.1)
 
 

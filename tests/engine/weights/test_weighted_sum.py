@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from processes import LIMIT
 
 from lightning_fl.core.errors import TrainingError
 from lightning_fl.engine.weights import weighted_sum
@@ -60,10 +61,10 @@ class Exchange:
 
     def all_reduce(self, tensor: torch.Tensor, group: None = None, reduce_op: str = "sum") -> torch.Tensor:
         self.tensors[threading.get_ident()] = tensor.clone()
-        if self.barrier.wait(10) == 0:
+        if self.barrier.wait(LIMIT) == 0:
             self.sent.append((tensor.dtype, tensor.numel()))
         together = torch.stack([self.tensors[key] for key in sorted(self.tensors)])
-        self.barrier.wait(10)
+        self.barrier.wait(LIMIT)
         return together.sum(0) if reduce_op == "sum" else together.amax(0)
 
 
