@@ -43,6 +43,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(EverywhereOnTheDevice())
 
 
+def _begin_in(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """A working directory with a cache of its own, no network, and none of our variables from the caller."""
+    for name in (*_OURS, *_PROCESSES):
+        patch.delenv(name, raising=False)
+    patch.setenv("LIGHTNING_FL_OFFLINE", "1")
+    patch.setenv("LIGHTNING_FL_CACHE", str(folder / "cache"))
+    patch.chdir(folder)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _environment_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What fixtures of modules and of the session begin with, which are made before a test's own environment."""
+    import torch  # not with this file, which the process that only hands out tests reads too
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tests run side by side, and small sums on several threads wait for each other
+    with pytest.MonkeyPatch.context() as patch:
+        _begin_in(tmp_path_factory.mktemp("folder"), patch)
+        yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _parsers_made_once() -> Iterator[None]:
     """A recipe's parser takes longer to make than a tiny run; modules of the working directory are found as ever."""
@@ -60,6 +82,14 @@ def _parsers_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "make_parser", kept)
         yield
+
+
+@pytest.fixture(scope="session")
+def parser() -> Any:
+    """The parser of ``fit``."""
+    from lightning_fl.cli import make_parser
+
+    return make_parser("fit")
 
 
 @pytest.fixture
@@ -140,17 +170,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of its own, no network, one thread, no process group left behind."""
-    import torch  # not with this file, which the process that only hands out tests reads too
+    """A folder of its own, no network, one thread; no process group and no place of imports is left behind."""
+    import torch
 
     before = dict(os.environ)
-    for name in (*_OURS, *_PROCESSES):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
-    monkeypatch.setenv("LIGHTNING_FL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
+    _begin_in(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "path", list(sys.path))
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tests run side by side, and small sums on several threads wait for each other
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
     if torch.distributed.is_available() and torch.distributed.is_initialized():

@@ -211,6 +211,7 @@ def test_two_runs_are_compared_in_every_bit_and_row(tmp_path: Path) -> None:
     assert "; 1 x models/a.ckpt:state_dict.w: torch.float32 (2,)" in summary_of(found)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("at", "lasts", "left"), [(1, False, []), (2, False, ["a"]), (3, True, ["a"])])
 def test_a_disk_fails_at_the_change_that_is_asked_for(at: int, lasts: bool, left: list[str], tmp_path: Path) -> None:
     from fault_kinds.hooks import full_disk

@@ -218,7 +218,7 @@ def test_an_error_in_any_hook_of_one_machine_is_the_error_of_all(rank: int, wher
 
 def test_a_machine_at_work_ends_with_the_error_of_another(machines: StartNodes) -> None:
     with reserved_port() as port:
-        nodes = machines(port, "fit", of={2: ["--fail", "busy"]})
+        nodes = machines(port, "fit", "--lost", 10, of={2: ["--fail", "busy"]})  # seconds, not minutes
         nodes[2].until_it_says("at work")
         nodes[1].send_signal(signal.SIGKILL)
         for node in (nodes[0], nodes[2]):

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import string
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ import yaml
 from on_the_device import assert_same_on_the_device, results_in
 
 from lightning_fl.callbacks import DiscriminatorSettings, FedCollab
-from lightning_fl.cli import main, make_parser
+from lightning_fl.cli import main
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.recipe.instantiate import instantiate
@@ -259,17 +258,11 @@ def _write_hospitals(folder):
 @pytest.fixture(autouse=True)
 def elsewhere(monkeypatch, tmp_path, data_root):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("LIGHTNING_FL_OFFLINE", "1")
     monkeypatch.setenv("LIGHTNING_FL_CACHE", str(data_root / "cache"))
     monkeypatch.setenv("LIGHTNING_FL_DATA", str(data_root))
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, os.environ.get(name, "0" if name.startswith("PL_") else "1"))
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return make_parser("fit")
 
 
 @pytest.mark.slow

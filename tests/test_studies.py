@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from lightning_fl.cli import main, make_parser
+from lightning_fl.cli import main
 from lightning_fl.recipe.file import flat_settings
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import parse
@@ -19,11 +19,6 @@ from lightning_fl.study.study_file import load_study
 
 STUDIES = available_studies()
 KEPT = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.csv"))
-
-
-@pytest.fixture(scope="module")
-def parser():
-    return make_parser("fit")
 
 
 def test_studies_are_found_by_name_and_by_path():

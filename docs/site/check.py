@@ -1,5 +1,6 @@
-"""Whether a built site is whole: links, pictures and anchors lead somewhere, and no page loads from elsewhere."""
+"""Whether a built site is whole: links, pictures and anchors lead somewhere, and nothing is loaded from elsewhere."""
 
+import re
 import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -9,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 __all__ = ["faults"]
 
 _LOADED = {"img": "src", "script": "src", "source": "src", "iframe": "src"}
+#: An address in a style sheet, in quotation marks or bare.
+_OF_STYLES = re.compile(r"""(?:\burl\(|@import(?!\s*url\())\s*(?:"([^"]*)"|'([^']*)'|([^\s"')]+))""")
 
 
 class _Page(HTMLParser):
@@ -54,6 +57,10 @@ def faults(site: Path) -> Iterator[str]:
                 yield f"{where}: {address} leads nowhere"
             elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].names:
                 yield f"{where}: {address} has no such anchor"
+    for path in sorted(site.rglob("*.css")):
+        for found in _OF_STYLES.finditer(path.read_text(encoding="utf-8")):
+            if urlsplit(address := "".join(found.groups(""))).netloc:
+                yield f"{path.relative_to(site)}: loads {address} from elsewhere"
 
 
 if __name__ == "__main__":

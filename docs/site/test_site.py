@@ -17,7 +17,7 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
 import lightning_fl
-from lightning_fl import callbacks, data, functional, strategies
+from lightning_fl import callbacks, data, functional, models, strategies
 from lightning_fl.cli import COMMANDS
 from lightning_fl.core.errors import page
 
@@ -37,7 +37,7 @@ def test_every_link_leads_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     assert list(faults(site)) == []
 
 
-@pytest.mark.parametrize("room", [lightning_fl, callbacks, data, strategies, functional])
+@pytest.mark.parametrize("room", [lightning_fl, callbacks, data, strategies, models, functional])
 def test_every_public_name_is_in_the_reference(site, room):
     text = (site / "reference" / "api" / f"{room.__name__.rpartition('.')[2]}.html").read_text()
     for name in room.__all__:
@@ -73,7 +73,7 @@ def test_pages_show_the_files_that_they_include(site):
 def test_messages_name_pages_that_there_are(site):
     named = []
     for path in ROOT.glob("lightning_fl/**/*.py"):
-        named += re.findall(r"page\('([^']+)'\)", path.read_text())
+        named += [name for _, name in re.findall(r"""\bpage\((['"])(.+?)\1\)""", path.read_text())]
     assert len(named) >= 4
     for name in named:
         path, _, anchor = name.partition("#")
@@ -148,8 +148,14 @@ def test_a_broken_site_is_said_to_be(tmp_path):
         '<a href="https://elsewhere">4</a>'
     )
     (tmp_path / "b.html").write_text('<p id="x">')
+    (tmp_path / "a.css").write_text(
+        "@import 'https://elsewhere/a.css'; @import \"b.css\"; p { background: url(x.png), url( '//elsewhere/y.png' ) }"
+        " q { background: url(\"data:image/svg+xml,<svg xmlns='http://elsewhere/svg'/>\") }"
+    )
     assert list(faults(tmp_path)) == [
         "a.html: loads https://elsewhere/x.png from elsewhere",
         "a.html: b.html#y has no such anchor",
         "a.html: c.html leads nowhere",
+        "a.css: loads https://elsewhere/a.css from elsewhere",
+        "a.css: loads //elsewhere/y.png from elsewhere",
     ]

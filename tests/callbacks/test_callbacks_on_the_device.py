@@ -9,6 +9,7 @@ import torch
 from corners import CornerModule, Greedy, MixedClients
 from cuda_standin.device import StandIn
 from lightning.pytorch import LightningModule
+from records import same_values
 from tiny import TinyClients, TinyModule
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
@@ -137,16 +138,6 @@ def _run(accelerator: str, names: tuple[str, ...]) -> dict[str, Any]:
     return {"where": where, "trained": trained, "metrics": metrics, "models": models}
 
 
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, torch.Tensor):
-        return torch.equal(first.cpu(), second.cpu()) or bool(first.isnan().all() and second.isnan().all())
-    if isinstance(first, dict):
-        return first.keys() == second.keys() and all(_equal(first[key], second[key]) for key in first)
-    if isinstance(first, list | tuple):
-        return len(first) == len(second) and all(map(_equal, first, second))
-    return first == second or (first != first and second != second)
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_callback_has_the_results_of_the_cpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,4 +150,4 @@ def test_a_callback_has_the_results_of_the_cpu(name: str, tmp_path: Path, monkey
         assert standin.waits
         assert on_device["where"] == {"cpu"}
         for what in ("trained", "models", "metrics"):
-            assert _equal(on_host[what], on_device[what]), what
+            assert same_values(on_host[what], on_device[what]), what

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from corners import CornerModule, FailingTurns, MixedClients, Network
+from records import same_values
 from tiny import TinyClients, TinyModule
 from two_kinds import TwoKinds, trainer
 
@@ -179,16 +180,23 @@ CASES: dict[str, Case] = {
 }
 
 
-def _assert_same(first: Any, second: Any) -> None:
-    """Equality of plain values and tensors, with NaN equal to NaN."""
-    if isinstance(first, torch.Tensor):
-        assert torch.equal(first.nan_to_num(-1.0), second.nan_to_num(-1.0))
-    elif isinstance(first, dict | list | tuple):
-        assert len(first) == len(second)
-        for key in first if isinstance(first, dict) else range(len(first)):
-            _assert_same(first[key], second[key])
-    else:
-        assert first == second or first != first
+def test_what_counts_as_the_same() -> None:
+    nan = float("nan")
+    state = {"a": [torch.tensor([nan, 1.0]), nan], "b": (torch.tensor([True]), "x")}
+    assert same_values(state, {"b": [torch.tensor([True]), "x"], "a": [torch.tensor([nan, 1.0]), nan]})
+    for changed in (
+        {"a": [torch.tensor([nan, 1.0]), 0.0]},
+        {"a": [torch.tensor([-1.0, 1.0]), nan]},
+        {"a": [torch.tensor([nan, 1.0], dtype=torch.float64), nan]},
+        {"a": [torch.tensor([[nan, 1.0]]), nan]},
+        {"a": [torch.tensor([nan, 1.0])]},
+        {"a": {0: torch.tensor([nan, 1.0]), 1: nan}},
+        {"a": None},
+        {"c": None},
+    ):
+        assert not same_values(state, {**state, **changed})
+        assert not same_values({**state, **changed}, state)
+    assert not same_values(state, {"a": state["a"], "c": state["b"]})
 
 
 def run(name: str, folder: Path, rounds: int, **resume: Any) -> Run:
@@ -225,7 +233,7 @@ def test_a_run_that_stops_ends_with_the_same_bits(
     if name == "cfl" and stop == 1:
         assert -1 in first[0].clusters  # type: ignore[attr-defined]
     for one, other in zip(resumed, whole, strict=True):
-        _assert_same(one.state_dict(), other.state_dict())
+        assert same_values(one.state_dict(), other.state_dict()), type(one).__name__
     assert found.collaboration == expected.collaboration
     assert all(a.equal(b) for a, b in zip(expected.models, found.models, strict=True))
     for client in range(expected.num_clients):
@@ -236,4 +244,4 @@ def test_a_run_that_stops_ends_with_the_same_bits(
     assert found.communication.bytes_sent == expected.communication.bytes_sent
     curves = [pd.read_csv(Path(one.log_dir) / "metrics.csv") for one in (expected, found)]
     columns = ["communication/megabytes_received", "communication/megabytes_sent"]
-    pd.testing.assert_frame_equal(curves[0][columns], curves[1][columns])
+    pd.testing.assert_frame_equal(curves[0][columns], curves[1][columns], check_exact=True)

@@ -1,6 +1,5 @@
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import lightning.pytorch  # noqa: F401 - its log handler keeps the stderr of its import, which a test's capture closes
@@ -17,7 +16,6 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _shared_cache(monkeypatch, finished):
-    monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("LIGHTNING_FL_CACHE", str(finished / "cache"))
     monkeypatch.setenv("OMP_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
 

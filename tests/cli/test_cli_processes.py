@@ -48,7 +48,6 @@ def test_an_example_of_the_docs_gets_on_two_processes_what_it_gets_on_one(
     roots = [tmp_path / number for number in ("1", "2")]
     here = [[*words, "--trainer.default_root_dir", str(root), "--trainer.devices", root.name] for root in roots]
     monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     two = start_warm(SCRIPT, *here[1])
     assert command(*here[0])[0] == 0
     result = two.end()

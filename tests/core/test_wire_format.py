@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from traps import Trap
 
 from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.wire_format import MessageError, decode, encode
@@ -122,16 +123,6 @@ def test_deep_nesting_is_refused_both_ways() -> None:
     for bomb in (b"\x91" * 5000 + b"\x01", (b"\x92" + msgpack.packb(msgpack.ExtType(TUPLE, b""))) * 5000 + b"\x01"):
         with pytest.raises(MessageError):
             decode(bomb)
-
-
-class Trap:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
 
 
 def marked(code: int, name: str, *content: Any) -> bytes:

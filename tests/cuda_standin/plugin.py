@@ -23,7 +23,6 @@ _LEFT_ON_THE_CPU: dict[str, str] = {
     "tests/engine/test_cuda_standin_device.py": "it is about the stand-in itself",
     "tests/engine/test_profile.py::test_no_reading_of_the_clock_is_lost": "a GPU's clock waits for it",
     "tests/engine/test_profile.py::test_a_client_that_fails_leaves_the_parts_whole": "a GPU's clock waits for it",
-    "tests/engine/stacked/test_stackable.py::test_parameters_that_share_their_memory": "a copy shares nothing",
     "tests/engine/stacked/test_stackable.py::test_a_step_that_cannot_be_run_for_several_clients": (
         "its plain attributes stay on the host"
     ),
@@ -38,7 +37,7 @@ _LEFT_ON_THE_CPU: dict[str, str] = {
     "tests/core/test_validation.py::test_an_option_refuses_what_is_no_number_of_its_range[FederatedTrainer.devices]": (
         "it is about a machine without GPUs"
     ),
-    "tests/trainer/test_trainer.py::test_a_device_that_is_not_there_is_named": "it is about a machine without GPUs",
+    "tests/trainer/test_trainer_refusals.py::test_a_device_that_is_missing": "it is about a machine without GPUs",
     **{
         f"tests/compatibility/{test}": why
         for why, tests in {

@@ -197,7 +197,7 @@ X, Y = torch.rand(3, 2), torch.tensor([0, 1, 2])
     [
         (Plain(), "targets of Plain"),
         (Plain([1, 2, 3, 4]), "shape [4] for 3 samples"),
-        ([Data(x=X, y=torch.ones(1)), Data(x=X, y=torch.ones(2))], "shapes from [1] to [2]"),
+        ([Data(x=X, y=torch.ones(1)), Data(x=X, y=torch.ones(2))], "shapes [1] and [2]"),
         ([], "targets of list"),
         ([(X, "cat")], "targets of a tuple are a str"),
     ],

@@ -4,6 +4,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from cuda_standin.device import StandIn
 from cuda_standin.operations import Refused
+from cuda_standin.plugin import _LEFT_ON_THE_CPU
 from torch import Tensor, nn
 
 GPU = "cuda"
@@ -223,3 +225,12 @@ def test_nothing_of_it_stays() -> None:
     assert x.device.type == "cpu"
     torch.cat([x, torch.ones(1)])
     assert not standin.refusals
+
+
+@pytest.mark.parametrize("name", _LEFT_ON_THE_CPU)
+def test_what_stays_on_the_cpu_is_there(name: str) -> None:
+    """A test's name is whole where its case follows, else the beginning of one."""
+    file, _, test = name.partition("::")
+    text = (Path(__file__).parents[2] / file).read_text()
+    function, case, _ = test.partition("[")
+    assert not test or f"def {function}{'(' if case else ''}" in text

@@ -13,13 +13,17 @@ def _die_while_writing(path: Path) -> None:
     """Be killed in the middle of a file, in a process of its own."""
     child = os.fork()
     if not child:
-        with whole_file(path) as file:
-            file.write(b"half")
-            file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            with whole_file(path) as file:
+                file.write(b"half")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
+@pytest.mark.processes
 def test_a_kill_leaves_the_old_file_and_one_leftover_that_the_next_writer_takes(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "table.csv"
     write_whole(path, "before")
@@ -32,6 +36,7 @@ def test_a_kill_leaves_the_old_file_and_one_leftover_that_the_next_writer_takes(
     assert os.listdir(path.parent) == ["table.csv"]
 
 
+@pytest.mark.processes
 def test_leftovers_are_removed_but_nothing_that_is_being_written(tmp_path: Path) -> None:
     _die_while_writing(tmp_path / "checkpoints" / "last.ckpt")
     with whole_file(tmp_path / "live.csv") as file:

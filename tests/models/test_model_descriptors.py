@@ -69,6 +69,16 @@ def test_all_clients_and_a_plain_trainer_learn_the_same_scale(encoder, tmp_path)
         torch.testing.assert_close(model.descriptor_scale.scale, values.std(0, correction=0).float())
 
 
+@pytest.mark.parametrize("encoder", ["gcn", "fingerprint"])
+def test_a_model_that_is_told_so_takes_descriptors_as_they_are(encoder, tmp_path):
+    graphs = molecules(24)
+    model = make_model(encoder=encoder, descriptor_dim=DESCRIPTORS, standardize_descriptors=False)
+    fit(model, Partitioned(graphs, IID(num_clients=3), split=(1.0, 0.0, 0.0)), default_root_dir=str(tmp_path))
+    values = torch.cat([graph.descriptors for graph in graphs])
+    assert values.abs().max() > 6  # else cut
+    assert torch.equal(model.descriptor_scale(values), values)
+
+
 # Their place
 
 

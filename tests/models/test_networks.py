@@ -18,11 +18,6 @@ CONVOLUTIONAL = ("lenet5", "cnn3", "cnn4", "cnn5", "cnn_pifl")
 SLIM = {"cnn3": {"channels": [4, 6, 8], "hidden_sizes": [10, 7]}}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)  # two on a busy machine wait for each other
-
-
 def network(name, in_shape=(3, 32, 32), num_classes=10, seed=0, **arguments):
     torch.manual_seed(seed)
     return build_network(name, list(in_shape), num_classes, **(SLIM.get(name, {}) | arguments))

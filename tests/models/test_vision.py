@@ -13,11 +13,6 @@ SHAPE, CLASSES = [1, 6, 5], 3
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:.*does not have many workers")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)  # two on a busy machine wait for each other
-
-
 def make_model(seed=0, **arguments):
     torch.manual_seed(seed)
     defaults = {"network": "mlp", "in_shape": SHAPE, "num_classes": CLASSES, "hidden_sizes": [16]}

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from jsonargparse import ArgumentError, ArgumentParser, Namespace
+from jsonargparse import ArgumentError, Namespace
 
-from lightning_fl.cli import make_parser
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.files.yaml import dump_yaml
 from lightning_fl.recipe.error_messages import error_text
@@ -39,11 +38,6 @@ _values = st.recursive(
     ),
     max_leaves=4,
 )
-
-
-@pytest.fixture(scope="module")
-def parser() -> ArgumentParser:
-    return make_parser("fit")
 
 
 @pytest.mark.slow

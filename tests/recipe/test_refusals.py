@@ -11,7 +11,6 @@ from jsonargparse import ArgumentParser
 from torch.utils.data import TensorDataset
 
 from lightning_fl.callbacks import Callback
-from lightning_fl.cli import make_parser
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked
 from lightning_fl.recipe.classes import find_class
@@ -41,11 +40,6 @@ class Untyped(Ranged):
 
 RANGED = f"{__name__}.Ranged"
 UNTYPED = f"{__name__}.Untyped"
-
-
-@pytest.fixture(scope="module")
-def parser() -> ArgumentParser:
-    return make_parser("fit")
 
 
 def faults(parser: ArgumentParser, words: list[str]) -> list[str]:

@@ -1,10 +1,10 @@
 """``metrics.csv``: what Lightning's logger writes, read back to the bit."""
 
 import math
-import resource
 from pathlib import Path
 
 import pytest
+from full_disk import files_of_at_most
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_fl.runtime.curve_table import WholeCSVLogger, read_rows
@@ -45,13 +45,8 @@ def test_rows_that_do_not_fit_leave_the_file_as_it_was(tmp_path: Path) -> None:
     before = path.read_bytes()
     for name in ("Zürich", "new"):  # rows are added, and the file is replaced
         logger.log_metrics({name: 1 / 3}, 2)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 5, limits[1]))
-        try:
-            with pytest.raises(OSError, match="File too large"):
-                logger.save()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        with files_of_at_most(len(before) + 5), pytest.raises(OSError, match="File too large"):
+            logger.save()
         assert path.read_bytes() == before
     logger.save()
     rows = [{"Zürich": 1.0, "step": 1}, {"Zürich": 1 / 3, "step": 2}, {"new": 1 / 3, "step": 2}]

@@ -2,15 +2,12 @@
 
 import json
 import os
-import resource
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from full_disk import files_of_at_most
 from matplotlib.figure import Figure
 from tiny import TinyClients, TinyModule
 from torch import nn
@@ -202,19 +199,6 @@ def test_rows_that_only_an_older_checkpoint_has_are_taken_from_it(tmp_path: Path
 # -- a full disk -------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _files_of_at_most(num_bytes: int) -> Iterator[None]:
-    """No file may grow beyond a size: what a full disk looks like to a write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, handler)
-
-
 class BigTable(Callback):
     """Writes more than the disk takes, before the models are written."""
 
@@ -224,7 +208,7 @@ class BigTable(Callback):
 
 def test_a_table_that_the_disk_does_not_take_loses_no_model(tmp_path: Path) -> None:
     with (
-        _files_of_at_most(500_000),
+        files_of_at_most(500_000),
         pytest.raises(TrainingError, match=r"cannot write big.csv to .*version_0: File too large.*--ckpt_path"),
     ):
         fit(tmp_path, BigTable())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import SUPPORT, WarmPython, succeed_as_two_ranks
+from processes import SUPPORT, WarmPython, nothing_left, succeed_as_two_ranks
 from strategy_references import REFERENCES, Plan, after_rounds
 from strategy_runs import RUNS, STRATEGIES, bits, fit
 
@@ -93,7 +93,8 @@ def test_a_resumed_run_has_the_same_bits(name: str, root: Path, tmp_path: Path) 
 def ranks(warm_python: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What two processes, started once, found of all strategies."""
     folder = tmp_path_factory.mktemp("ranks")
-    succeed_as_two_ranks(warm_python.start, SUPPORT / "strategy_runs.py", folder)
+    with nothing_left():
+        succeed_as_two_ranks(warm_python.start, SUPPORT / "strategy_runs.py", folder)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from processes import Process, reserved_port, succeed
+from processes import SUPPORT, Process, reserved_port, succeed
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
-SCRIPT = Path(__file__).with_name("hostile.py")
+SCRIPT = SUPPORT / "hostile.py"
 
 
 def test_nothing_that_a_rank_sends_is_unpickled_or_believed(tmp_path: Path, start_warm: Callable[..., Process]) -> None:

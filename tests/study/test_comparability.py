@@ -106,9 +106,7 @@ def test_long_values_are_shown_from_where_they_differ(make_run):
     a = make_run("a", [1.0], data={"client_sizes": sizes})
     b = make_run("b", [1.0], data={"client_sizes": [*sizes[:-1], 7]})
     (line,) = find_mismatches({"a": [a], "b": [b]})
-    assert line == f"data.client_sizes is ...98, 1099] in {a.folder}, ...98, 7] in {b.folder}" or len(line) < 300
-    assert "1099]" in line
-    assert " 7]" in line
+    assert line == f"data.client_sizes is ...97, 1098, 1099] in {a.folder}, ...97, 1098, 7] in {b.folder}"
     a = make_run("c", [1.0], data={"sha256": "ab" * 32})
     b = make_run("d", [1.0], data={"sha256": "cd" * 32})
     (line,) = find_mismatches({"a": [a], "b": [b]})

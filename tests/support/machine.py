@@ -52,7 +52,6 @@ class Failing(Callback):
 
     def on_client_end(self, trainer: FederatedTrainer, client: int) -> None:
         if self._hook == "busy":
-            peers._LOST = 5.0  # seconds, not minutes
             print("at work", file=sys.stderr, flush=True)
         while self._hook == "busy":  # and never comes to an exchange
             time.sleep(0.05)
@@ -137,7 +136,7 @@ def trainer_of(arguments: argparse.Namespace) -> FederatedTrainer:
 
 def main(arguments: argparse.Namespace) -> int:
     refuse_objects()
-    peers._LINES = arguments.lines
+    peers._LINES, peers._LOST = arguments.lines, arguments.lost
     trainer = trainer_of(arguments)
     owner, _, hook = (arguments.fail or "").partition(":")
     kind = {"module": FailingModule, "step": FailingStep}.get(arguments.fail, TinyModule)
@@ -173,6 +172,7 @@ if __name__ == "__main__":
     parser.add_argument("--learning-rate", type=float, default=0.05)
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--lines", type=float, default=5.0, help="seconds between lines about missing machines")
+    parser.add_argument("--lost", type=float, default=peers._LOST, help="seconds without a sign of a machine")
     parser.add_argument("--ckpt-path")
     parser.add_argument("--meet-in-round", type=int)
     parser.add_argument("--fail", help="'data', 'module', 'step', 'module:HOOK', 'callback:HOOK', or one of Failing's")

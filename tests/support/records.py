@@ -39,6 +39,26 @@ def differences(run: Path, other: Path) -> list[str]:
     return [name for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]
 
 
+def same_values(first: Any, second: Any) -> bool:
+    """Whether values are equal, however nested: tensors in type and shape too, on any device; NaN is equal to NaN."""
+    if isinstance(first, torch.Tensor) or isinstance(second, torch.Tensor):
+        return (
+            isinstance(first, torch.Tensor)
+            and isinstance(second, torch.Tensor)
+            and (first.dtype, first.shape) == (second.dtype, second.shape)
+            and torch.allclose(first.cpu(), second.cpu(), rtol=0, atol=0, equal_nan=True)
+        )
+    if isinstance(first, dict):
+        return (
+            isinstance(second, dict)
+            and first.keys() == second.keys()
+            and all(same_values(value, second[key]) for key, value in first.items())
+        )
+    if isinstance(first, list | tuple):
+        return isinstance(second, list | tuple) and len(first) == len(second) and all(map(same_values, first, second))
+    return bool(first == second or (first != first and second != second))
+
+
 def _summary(summary: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if name not in _OWN}
 

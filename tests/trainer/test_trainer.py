@@ -378,7 +378,7 @@ def test_a_module_without_a_test_step_says_so() -> None:
 
     run, module = trainer(), TrainsOnly()
     run.fit(module, TinyClients())
-    assert "val" not in run.metrics or run.metrics["val"] == {}
+    assert not run.metrics.get("val")
     with pytest.warns(UserWarning, match="nothing was evaluated: TrainsOnly defines no test step"):
         assert run.test(module, TinyClients()) == {}
 
@@ -416,6 +416,18 @@ def test_a_run_that_was_still_improving_says_so(
     run.fit(Valley(), TinyClients((4, 4)))
     assert len(lines) == (said is not None)
     assert said is None or re.search(said, lines[0])
+
+
+def test_a_run_that_stops_early_says_so_in_one_line_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("lightning_fl.trainer.trainer.rank_zero_info", lines.append)
+    stopping = EarlyStopping("val_loss", stopping_threshold=1e9)
+    trainer(max_rounds=9, callbacks=[stopping], default_root_dir=tmp_path).fit(TinyModule(), TinyClients((4, 4)))
+    (line,) = lines
+    assert line.startswith("stopped after round 1 of 9. ")
+    assert "val_loss" in line
 
 
 def test_hooks_are_called_by_role_in_any_order_of_the_callbacks() -> None:
@@ -468,7 +480,7 @@ def test_a_second_fit_of_one_trainer_writes_into_a_folder_of_its_own(tmp_path):
         del summary["wall_time_seconds"]
     assert summaries[0] == summaries[1]
     tables = [pandas.read_csv(Path(one.log_dir) / "metrics.csv") for one in (twice, once)]
-    pandas.testing.assert_frame_equal(*tables)
+    pandas.testing.assert_frame_equal(*tables, check_exact=True)
 
     twice.max_rounds = 3
     twice.fit(TinyModule(0.01), TinyClients(seed=1), ckpt_path="last")  # the second fit's, not the first's

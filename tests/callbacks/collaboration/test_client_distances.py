@@ -39,12 +39,6 @@ SMALL = DiscriminatorSettings(
 )
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    """Matrices as small as here gain nothing from several; the fixture of all tests restores them."""
-    torch.set_num_threads(1)
-
-
 def shifted_clients(sizes: list[int], num_features: int, seed: int = 0, shift: float = 0.5) -> list[Tensor]:
     draws = torch.Generator().manual_seed(seed)
     return [

@@ -214,7 +214,6 @@ def test_a_projection_keeps_norms_and_leaves_narrow_features() -> None:
 @pytest.mark.slow
 def test_a_projection_keeps_known_groups_apart() -> None:
     """Three kinds of clients that differ along one direction each, of 600 with unequal variances."""
-    torch.set_num_threads(1)  # the fixture of all tests restores it
     draws = torch.Generator().manual_seed(0)
     spread = torch.linspace(0.02, 1.0, 600)
     kinds = torch.randn(3, 600, generator=draws) * spread / 8

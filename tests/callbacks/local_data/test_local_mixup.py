@@ -169,6 +169,19 @@ def test_graph_embeddings_are_mixed_before_the_head() -> None:
     assert torch.equal(batch.y, before)
 
 
+def test_targets_under_another_key_are_mixed_and_no_others() -> None:
+    module, batch = GraphModule(), graphs()
+    batch.value = batch.y + 1
+    value, y = batch.value.clone(), batch.y.clone()
+    seen: list[Any] = []
+    mixup = LocalMixup(alpha=1.0, layer="readout", target_key="value")
+    around(mixup, module, batch, lambda mixed: seen.append(mixed) or module.readout(mixed))
+    gamma, partners = expected_draws(1.0, 4)
+    torch.testing.assert_close(seen[0].value, mix(value, partners, gamma))
+    assert torch.equal(seen[0].y, y)
+    assert torch.equal(batch.value, value)
+
+
 def test_bounds_of_a_mixture() -> None:
     """Known where both point the same way, or one is a value; g a + (1 - g) b is at least that of lower bounds."""
     batch = graphs()

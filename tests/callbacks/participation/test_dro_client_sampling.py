@@ -68,6 +68,25 @@ def test_equals_the_pseudocode(cohort: Any) -> None:
     torch.testing.assert_close(learned, w, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("batch_size", "num_batches", "counted"),
+    [(100, 1, (24, 10, 18)), (2, 12, (24, 10, 18)), (2, 1000, (24, 10, 18)), (2, 3, (6, 6, 6)), (2, 1, (2, 2, 2))],
+    ids=["whole", "as many as there are", "more than there are", "some", "one"],
+)
+def test_losses_are_means_over_as_many_batches(batch_size: int, num_batches: int, counted: tuple[int, ...]) -> None:
+    """Of clients in their samples' order, at a model that does not move."""
+    data, module = TinyClients(batch_size=batch_size, shuffle=False), TinyModule()
+    sampling = DROClientSampling(cohort="all", step_size=0.01, num_loss_batches=num_batches)
+    run(sampling, rounds=1, rate=0.0, data=data)
+    losses = []
+    for client, count in enumerate(counted):
+        x, y = (tensor[:count] for tensor in data.sets[client, "train"].tensors)  # type: ignore[attr-defined]
+        losses.append((module(x) - y).square().mean().item())
+    expected = project_simplex(1 / 3 + 0.01 * STEPS * torch.tensor(losses, dtype=torch.float64))
+    assert 0 < expected.min() < expected.max() < 1
+    torch.testing.assert_close(sampling.weights, expected, rtol=1e-5, atol=0.0)
+
+
 def test_weights_are_logged() -> None:
     sampling = DROClientSampling(step_size=STEP_SIZE)
     trainer, _ = run(sampling)

@@ -69,6 +69,7 @@ REFUSED: list[tuple[Callable[[], list[Callback]], dict[str, Any], str]] = [
         "FedSoft.clients_per_model conflicts with",
     ),
     (lambda: [BestClientModels()], {"check_val_every_n_rounds": 0}, "trainer.check_val_every_n_rounds"),
+    (lambda: [BestClientModels()], {"data": MixedClients(with_val=())}, r"BestClientModels .*data\.split"),
     (lambda: [BestClientModels(monitor="val/acc")], TINY, "monitor='val/acc'"),
     (lambda: [layers(["linera"])], TINY, "'linera' .*'linear'"),
     (lambda: [layers(["*"])], TINY, "whole model"),

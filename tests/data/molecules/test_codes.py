@@ -101,6 +101,7 @@ def test_rare_bonds_are_no_single_bonds():
     assert encode_smiles(["CN(C)(C)[Pt]"]).bonds[:, 0].tolist() == [0, 0, 0, 4]
 
 
+@pytest.mark.processes
 def test_several_processes_give_the_same(monkeypatch):
     monkeypatch.setattr(reading, "_BLOCK", 3)
     alone = encode_smiles(MOLECULES * 2, workers=1)
@@ -109,6 +110,7 @@ def test_several_processes_give_the_same(monkeypatch):
     assert equal(encode_smiles([], workers=2), encode_smiles([]))
 
 
+@pytest.mark.processes
 def test_few_molecules_are_read_here_and_many_by_one_process_a_core(monkeypatch):
     monkeypatch.setattr(reading, "_PARALLEL_FROM", 4)
     monkeypatch.setattr(reading, "_count_own_cores", lambda: 2)
@@ -121,6 +123,7 @@ def test_few_molecules_are_read_here_and_many_by_one_process_a_core(monkeypatch)
     assert [process.returncode is not None for process in started] == [True]
 
 
+@pytest.mark.processes
 def test_an_interrupt_ends_the_processes(monkeypatch):
     started = []
     start = reading._start
@@ -136,6 +139,7 @@ def test_an_interrupt_ends_the_processes(monkeypatch):
     assert all(process.returncode is not None for process in started)
 
 
+@pytest.mark.processes
 def test_a_process_that_ends_is_named(monkeypatch):
     dying = [sys.executable, "-c", "raise SystemExit(3)"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -144,6 +148,7 @@ def test_a_process_that_ends_is_named(monkeypatch):
         encode_smiles(["C"] * 10, workers=2)
 
 
+@pytest.mark.processes
 def test_the_program_needs_nothing_of_the_package():
     loaded = subprocess.run(
         [sys.executable, "-P", "-X", "importtime", str(Path(codes.__file__))],

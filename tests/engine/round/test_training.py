@@ -45,7 +45,6 @@ def test_a_round_is_federated_averaging() -> None:
 
 
 def test_it_is_the_trainers_round_to_the_bit(tmp_path) -> None:
-    torch.set_num_threads(1)  # as the trainer does
     module = TinyModule(dropout=0.2, norm=True)
     loop = make_loop(module, TinyClients(SIZES), local_steps=4, seed=3)
     for number in range(2):

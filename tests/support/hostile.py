@@ -5,23 +5,13 @@ import os
 import pickle
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from lightning.fabric import Fabric
+from traps import Trap
 
 import lightning_fl.strategies  # registers the names with Fabric
 from lightning_fl.strategies import rank_exchange
-
-
-class Trap:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
 
 
 def main(folder: Path) -> None:
