@@ -1,5 +1,6 @@
 """Spreads and dropout as functions, then the options of ``lightning-fl predict`` on runs of molecules."""
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -144,6 +145,16 @@ def test_calibrated_probabilities(capsys) -> None:
     number = _fit("number", _number)
     with pytest.raises(ConfigurationError, match="--with .*number3"):
         predict(run, NEW, others=[number], spread=True)
+
+
+def test_runs_of_other_seeds_have_their_repeated_molecules_elsewhere() -> None:
+    rows = [f"{'C' * n}{end},{0.3 * n}" for n in range(1, 13) for end in "ON"]
+    Path("twice.csv").write_text("\n".join(["smiles,y", *rows, *rows]) + "\n")
+    data = iid("MoleculeCSV", 2, path="twice.csv", target_columns=["y"])
+    one, other = (fit(SMALL, data, seed=seed, root=f"runs/twice{seed}") for seed in (3, 4))
+    counts = [json.loads((run / "summary.json").read_text())["data"]["duplicates"] for run in (one, other)]
+    assert counts[0] != counts[1]
+    assert (predict(one, NEW, others=[other], spread=True)["y_std"] > 0).all()
 
 
 def test_a_run_without_calibration_is_refused() -> None:
