@@ -77,7 +77,7 @@ REFUSED = [
     ],
     ({"accelerator": "cpu", "processes_per_device": 2}, "processes_per_device=2 .*cpu.*trainer.devices"),
     # more than four times the cores
-    ({"processes_per_device": 9}, "processes_per_device .*18.*4 CPU cores"),
+    ({"processes_per_device": 9}, "processes_per_device: 18 .*4 CPU cores"),
     ({"accelerator": "cuda", "devices": [5], "processes_per_device": 2}, r"trainer.devices=\[5\]"),
 ]
 

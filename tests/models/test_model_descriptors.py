@@ -146,7 +146,7 @@ def test_a_model_without_descriptors_is_as_before():
 
 def test_a_fingerprint_needs_descriptors(tmp_path):
     data = Partitioned(small_models.molecules(8), IID(num_clients=2), split=(1.0, 0.0, 0.0))
-    with pytest.raises(ConfigurationError, match=r"encoder='fingerprint'.*features: \[morgan\]"):
+    with pytest.raises(ConfigurationError, match=r"encoder='fingerprint'.*data\.features.*\[morgan\]"):
         fit(make_model(encoder="fingerprint"), data, default_root_dir=str(tmp_path))
 
 

@@ -156,8 +156,8 @@ Maximizing = with_optimizer(OneWeight, partial(torch.optim.SGD, lr=0.1, maximize
     ("strategy", "module", "fault"),
     [
         (SCAFFOLD, WithAdam, "SCAFFOLD .*Adam"),
-        (SCAFFOLD, Nesterov, "Nesterov"),
-        (FedNova, Nesterov, "Nesterov"),
+        (SCAFFOLD, Nesterov, "nesterov"),
+        (FedNova, Nesterov, "nesterov"),
         (SCAFFOLD, Maximizing, "SCAFFOLD .*maximize"),
     ],
 )
@@ -241,8 +241,8 @@ def scaling(scale: float) -> FedAvg:
         (QFedAvg, lambda: OneWeight(sign=nan), TrainingError, "loss of client 0 .*nan"),
         (FedFA, Blind, TrainingError, "FedFA .*validation_step.* Blind"),
         (lambda: FedFA(monitor="nothing"), OneWeight, TrainingError, "nothing"),
-        (SCAFFOLD, Later, TrainingError, "Nesterov"),
-        (FedNova, Later, TrainingError, "Nesterov"),
+        (SCAFFOLD, Later, TrainingError, "nesterov"),
+        (FedNova, Later, TrainingError, "nesterov"),
         *((lambda s=scale: scaling(s), OneWeight, TrainingError, f"scale={scale}") for scale in (-1.0, nan, inf)),
         (
             lambda: strategy_with("client_update", lambda s, turn, weights: weights),

@@ -41,7 +41,7 @@ class ImageDataset(Dataset):
             raise DataError(f"{place}: labels have {what}, but must be one integer for each of {len(images)} images.")
         lowest, highest = int(targets.min()), int(targets.max())
         if lowest < 0 or highest >= len(classes):
-            raise DataError(f"{place}: labels go from {lowest} to {highest}, but must be in 0..{len(classes) - 1}.")
+            raise DataError(f"{place}: labels go from {lowest} to {highest}; the {len(classes)} classes begin at 0.")
         for name, values in self.columns.items():
             if len(values) != len(images):
                 raise DataError(f"{place}: column {name!r} has {len(values)} values for {len(images)} images.")

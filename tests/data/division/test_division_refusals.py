@@ -87,7 +87,7 @@ HELD_OUT = next(seed for seed in range(99) if hash_shares(["a"], seed) < 0.1)
         (letters("abc"), {"folds": 5}, "3 samples for folds=5"),
         (letters("aaaabbbb"), {"folds": 5, "division": GroupDivision(column="group")}, "2 groups for folds=5"),
         (letters("ab"), {"division": ScaffoldDivision()}, "Rows has no attribute smiles"),
-        (letters("ab"), {"division": HashDivision()}, "HashDivision: the samples of Rows"),
+        (letters("ab"), {"division": HashDivision()}, "HashDivision: Rows .*HashDivision.column"),
         (letters("aaa"), {"division": HashDivision(column="group"), "split_seed": HELD_OUT}, "client 0: none of its 3"),
         (
             Rows({"t": ["2020-01-01", "soon", "2021-01-01"]}),

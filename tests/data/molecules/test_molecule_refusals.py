@@ -131,7 +131,7 @@ def test_a_stand_in_without_the_columns_is_refused():
 
 
 def test_a_client_without_molecules_is_refused(tmp_path):
-    with pytest.raises(DataError, match="client 1 of 2"):
+    with pytest.raises(DataError, match="client 1 gets no"):
         ready(csv_module(write(tmp_path / "mine.csv", CSV), partitioner=Lopsided()))
 
 
