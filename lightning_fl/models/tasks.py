@@ -198,7 +198,7 @@ def infer_task(ranges: Tensor, task: TaskName | None, num_classes: int | None = 
     taken: TaskName = task or ("classification" if _are_binary(ranges) else "regression")
     empty = (count == 0).nonzero().flatten().tolist()
     if empty and (not TASKS[taken].labelled or len(empty) == len(count)):
-        raise DataError(f"targets [{listed(list(map(str, empty)))}] (from 0) have no value in training data: omit them.")
+        raise DataError(f"targets [{listed(list(map(str, empty)))}] (from 0) have no training value: omit them.")
     classes, more = TASKS[taken].infer(ranges, num_classes, given=task is not None)
     return taken, classes, f"{taken}, {len(count)} target{'' if len(count) == 1 else 's'}{more}"
 
