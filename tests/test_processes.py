@@ -255,12 +255,17 @@ if not trainer.is_global_zero:
 """
 
 
+def said_by_ranks(start_warm: Callable[..., Process], script: str, folder: Path) -> list[str]:
+    """Lines that begin with "rank", in order, of a script that succeeds."""
+    process = start_warm("-c", script, str(folder), environment={"OMP_NUM_THREADS": "1"})
+    succeed(process)
+    return sorted(line for line in process.out.splitlines() if line.startswith("rank "))
+
+
 def test_forked_processes_meet_again_after_a_run_that_failed(
     tmp_path: Path, start_warm: Callable[..., Process]
 ) -> None:
-    process = start_warm("-c", SECOND_RUN, str(tmp_path), environment={"OMP_NUM_THREADS": "1"})
-    succeed(process)
-    said = sorted(line for line in process.out.splitlines() if line.startswith("rank "))
+    said = said_by_ranks(start_warm, SECOND_RUN, tmp_path)
     assert [line[:14] for line in said] == ["rank 0 of 2: 2", "rank 1 of 2: 2"]
     assert all("no such fever chart" in line for line in said)
 
@@ -292,9 +297,7 @@ if not trainer.is_global_zero:
 
 
 def test_a_prediction_that_fails_on_one_rank_fails_on_all(tmp_path: Path, start_warm: Callable[..., Process]) -> None:
-    process = start_warm("-c", PREDICTION, str(tmp_path), environment={"OMP_NUM_THREADS": "1"})
-    succeed(process)
-    said = sorted(line for line in process.out.splitlines() if line.startswith("rank "))
+    said = said_by_ranks(start_warm, PREDICTION, tmp_path)
     assert [line[:11] for line in said] == ["rank 0 of 2", "rank 1 of 2"]
     assert all("no such fever chart" in line for line in said)
 

@@ -310,7 +310,7 @@ class Federation:
         self.communication.model_bytes = shared_bytes(flat, self.personal, self.constant)
 
     def take_metrics(self, split: Split, metrics: ClientMetrics) -> None:
-        """Make metrics the latest ones of a split, and their means those of their names, whichever split had them."""
+        """Keep a split's metrics as its latest, and their means as the latest values of their names in any split."""
         self.metrics[split] = metrics
         means = lightning_names(metrics, steps=split == "train")
         self.means.update({name: torch.tensor(mean) for name, mean in means.items()})
