@@ -13,7 +13,7 @@ have a smaller reward than the empty set: remark 3 of the paper, that it "return
 probability 1", does not hold for the algorithm as given. Of 400 games of four candidates with independent uniform
 rewards of sets it is worse in 68. ``Collaborators.never_worse`` is empty then.
 
-Differs from the paper: B_c counts collaborators without the client itself.
+B_c counts collaborators without the client, as in equations 3 and 8; in algorithms 2 and 3 X includes it.
 """
 
 import math

@@ -6,8 +6,8 @@ algorithms 1 and 3, equations 3 and 4. Contributions are in ``functional/shapley
 
 Differs from the paper:
 
-- Equation 3 divides n_ck, the samples of client c that tier model k predicts correctly, by n_k, a count of the tier.
-  Its range [0, 1] needs a division by the client's samples (importance weights, compared with the threshold), and
+- Equation 3 divides n_ck, the samples of client c that tier model k predicts correctly, by n_k, which it does not
+  define. Its range [0, 1] needs a division by the client's samples (importance weights, compared with the threshold);
   equation 4 needs weights that sum to 1 over the tiers (mixture weights).
 - The paper does not define the order in which a client prefers its tiers, nor ties; both are defined below.
 - Contributions shrink with the loss, so early rounds would outrank later ones, and they are known only of rounds in

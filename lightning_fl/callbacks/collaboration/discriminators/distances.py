@@ -6,8 +6,8 @@ https://arxiv.org/abs/2306.06508, algorithm 1. Every pair of clients trains a di
 
 Differs from the paper: LocalUpdate, which it does not specify, is one step on a batch. D is the mean of two
 discriminators, one trained on the first m_train samples of each side and one on the last (cross-fitting), so all
-samples of the smaller client train and validate. m_train is half of the smaller client of each pair; the paper takes
-half of the smallest of all clients (``shared_size=True``), so that one tiny client leaves few training samples to all.
+samples of the smaller client train and validate. m_train is half of the smaller client of each pair; the authors' code
+takes half of the smallest of all (``shared_size=True``), so that one tiny client leaves few training samples to all.
 The paper evaluates the last round's discriminator; here the round with the lowest validation loss counts, or with
 ``monitor="balanced_accuracy"`` the one with the best balanced accuracy, which is optimistic.
 

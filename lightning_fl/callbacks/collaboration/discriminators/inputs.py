@@ -3,9 +3,9 @@
 FedCollab (Bao et al., ICML 2023, https://arxiv.org/abs/2306.06508, section 4.1) discriminates clients by pairs (x, y),
 so that shifts of features, of labels, and of labels given features are visible. A sample's vector is
 ``[x / s, 2 e(y)]``: features x, over the root mean square norm s of all clients' features, and the encoded label e(y)
-with a norm of about 1. Differs from the paper, which joins raw pixels and a one-hot label: there a thousand pixels
-outweigh the label, and with few samples a shift of labels is invisible. Features wider than 128 are first multiplied by
-a random matrix, the same for all clients. docs/reproduction/fedcollab.md compares these choices with others.
+with a norm of about 1: a thousand raw pixels would outweigh a plain one-hot label, and with few samples a shift of
+labels would be invisible. The paper does not say how y is encoded. Features wider than 128 are first multiplied by a
+random matrix, the same for all clients. docs/reproduction/fedcollab.md compares these choices with others.
 
 Only sums leave a client: the squared norms of its features, and for real-valued targets those of
 ``FederatedTrainer.target_statistics``; the number of classes is the largest of any client.

@@ -41,7 +41,7 @@ class DiscriminatorSettings:
         max_rounds: most rounds, at least ``eval_every``; rounds after the last evaluation are not trained.
         eval_every: rounds between evaluations.
         patience: evaluations without a better ``monitor`` after which a pair stops.
-        monitor: value on the validation samples that chooses the round: their ``"loss"``, or the paper's
+        monitor: value on the validation samples that chooses the round (the paper takes the last): ``"loss"``, or
             ``"balanced_accuracy"``, whose maximum over many rounds overestimates the discriminator.
         batch_size: most samples of each side in a step, taken in turn. On features of CIFAR-10 with 1,250 training
             samples a side, batches of 128 find larger distances than full batches, in a quarter of the time.
