@@ -136,7 +136,7 @@ def fit(
         The trainer, and when each round ended, in seconds.
     """
     times = overhead.RoundTimes()
-    given = {"accelerator": options.device, "devices": 1, **settings}
+    given = {"accelerator": options.device, "devices": 1, "optimizer_state": "fresh", **settings}
     module = given.pop("module", None) or _seeded(TASKS[task].module)
     data = given.pop("data", None) or TASKS[task].data(options.tiny)
     with tempfile.TemporaryDirectory() as root, contextlib.redirect_stdout(io.StringIO()):
