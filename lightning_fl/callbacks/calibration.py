@@ -63,8 +63,7 @@ class Calibration(Callback):
         of_clients = self._measure(trainer, own, "", together=False)
         if of_clients is None:
             return
-        for client, targets in of_clients.items():
-            found[names[int(client)]] = targets
+        found |= {names[int(client)]: targets for client, targets in of_clients.items()}
         if trainer.is_global_zero:
             write_calibration(Path(trainer.log_dir), found)
 

@@ -167,9 +167,10 @@ def _draw(
         title, panels, of_metric = f"{split} {metric}", {"": groups}, clients[clients["metric"] == metric]
         over = " or ".join(text for text in dict.fromkeys(frame["gain_over"]) if text)
         spread = f"Distribution of {title} over clients"
+        many = any(run.metric(metric, split).percentiles for of in groups.values() for run in of)
         draws: dict[str, Callable[[], Figure | None]] = {
             "learning_curves": partial(draw_curves, panels, metric, title=f"val {metric} during training"),
-            "client_values": partial(draw_client_values, of_metric),
+            "client_values": partial(draw_client_values, of_metric[:0] if many else of_metric),
             "client_distribution": partial(draw_distributions, panels, metric, split, title=spread),
             "client_gains": partial(draw_client_values, of_metric, gain_over=over),
         }

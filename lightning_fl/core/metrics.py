@@ -189,10 +189,7 @@ class ClientMetrics(dict[str, MetricSummary]):
 
 def metric_name(name: str, split: str) -> str:
     """Strip the split from a metric's name: "acc" for "val/acc" and "val_acc"."""
-    for prefix in (f"{split}/", f"{split}_"):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
+    return name[len(split) + 1 :] if name.startswith((f"{split}/", f"{split}_")) else name
 
 
 def default_metric(names: Iterable[str]) -> str | None:

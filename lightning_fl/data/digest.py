@@ -65,8 +65,7 @@ def _rows(column: Tensor | np.ndarray, indices: Tensor) -> Tensor | np.ndarray:
     """Some rows of a column; tensors are flattened, which torch copies several times faster."""
     if isinstance(column, np.ndarray):
         return column[indices.numpy()]
-    rows = column.reshape(len(column), -1).index_select(0, indices)
-    return rows.reshape(len(indices), *column.shape[1:])
+    return column.reshape(len(column), -1).index_select(0, indices).reshape(len(indices), *column.shape[1:])
 
 
 def _columns(data: Any) -> list[Tensor | np.ndarray]:

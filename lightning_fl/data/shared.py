@@ -104,6 +104,9 @@ class SharedDataModule(FederatedDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Read and partition the data, with the same result in every process. Further calls change nothing."""
         if self._indices is not None:
+            if stage == "fit" and (seed := self.partition_seed) != self._seed:
+                kind = type(self).__name__
+                rank_zero_warn(f"the data stay divided by seed {self._seed}, not {seed}: make a new {kind}.")
             return
         opened = self._load(allow_download=False)
         datasets = opened.datasets

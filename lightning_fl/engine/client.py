@@ -252,6 +252,6 @@ def unpacked(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {
         name: Weights.from_state_dict(value[_WEIGHTS], device)
         if isinstance(value, dict) and list(value) == [_WEIGHTS]
-        else value
+        else copy.deepcopy(value)  # an optimiser steps its state in place, and the turn may fail
         for name, value in kept.items()
     }

@@ -251,8 +251,7 @@ class Federation:
 
     def client_model(self, client: int, device: torch.device) -> Weights:
         """A client's model: its mixture of the shared models, with its personal layers if this rank hosts it."""
-        final = self.final_models.get(client)
-        if final is not None:
+        if (final := self.final_models.get(client)) is not None:
             return Weights.from_state_dict(final, device)
         shared, own = self.own_model(client, device) or self.shared_model(client), self.personal_layers.get(client)
         return shared if self.personal is None or own is None else self.personal.insert_(shared.clone(), own)

@@ -38,17 +38,14 @@ def saved(**options: Any) -> dict[str, Any]:
 def saved_fields(kind: type) -> Iterator[tuple[Field[Any], str, Saved]]:
     """Field, key in the checkpoint and how it is kept, of the fields of a dataclass that checkpoints keep."""
     for one in fields(kind):
-        how = one.metadata.get(_SAVED)
-        if how is not None:
+        if (how := one.metadata.get(_SAVED)) is not None:
             yield one, how.key or one.name, how
 
 
 def get_entry(state: Mapping[str, Any], key: str, default: Any = MISSING) -> Any:
     """The entry ``a`` or ``a.b`` of a mapping."""
     first, _, rest = key.partition(".")
-    if rest:
-        return get_entry(state.get(first, {}), rest, default)
-    return state.get(first, default)
+    return get_entry(state.get(first, {}), rest, default) if rest else state.get(first, default)
 
 
 def set_entry(state: dict[str, Any], key: str, value: Any) -> None:

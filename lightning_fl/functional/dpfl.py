@@ -36,12 +36,9 @@ State = TypeVar("State")
 class Collaborators(NamedTuple):
     """A client's choice."""
 
-    chosen: list[int]
-    """The set X of the double greedy, ascending."""
-    reward: float
-    """R(X)."""
-    reward_alone: float
-    """R of the empty set."""
+    chosen: list[int]  #: the set X of the double greedy, ascending
+    reward: float  #: R(X)
+    reward_alone: float  #: R of the empty set
 
     @property
     def never_worse(self) -> list[int]:

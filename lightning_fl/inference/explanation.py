@@ -123,10 +123,8 @@ def draw_explanation(found: Explanation) -> "Figure":
     axes.imshow(Image.open(io.BytesIO(drawer.GetDrawingText())))
     axes.axis("off")
     unit = f" {found.unit}" if found.unit else ""
-    figure.suptitle(
-        f"{found.target}: {found.prediction:.3g}{unit}, {found.prediction - found.baseline:+.3g} of it from the atoms",
-        fontsize=11,
-    )
+    of_atoms = f"{found.prediction - found.baseline:+.3g} of it from the atoms"
+    figure.suptitle(f"{found.target}: {found.prediction:.3g}{unit}, {of_atoms}", fontsize=11)
     figure.supxlabel(found.smiles, fontsize=8, color="0.4")
     figure.colorbar(colours, ax=axes, label=f"contribution of an atom{unit and ' /'}{unit}", shrink=0.8)
     return figure

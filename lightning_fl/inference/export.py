@@ -71,8 +71,9 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
                 (made / file).write_text(text, encoding="utf-8")
             # A run needs a shared model, so a client's model takes its place.
             shutil.copyfile(path, made / "models" / "shared_0.ckpt")
-            if name in (calibrations := read_calibration(run.folder) or {}):
-                write_calibration(made, {"shared_0": calibrations[name]})
+            known = path.stem if path.parent.name == "models" else name
+            if known in (calibrations := read_calibration(run.folder) or {}):
+                write_calibration(made, {"shared_0": calibrations[known]})
             if importlib.util.find_spec("safetensors") is not None:
                 from safetensors.torch import save_file
 

@@ -93,14 +93,11 @@ class Predictor:
             return
         sizes = cut_batches(len(chunk.kept), self.batch_size, chunk.sizes)
         pack = pack_dataset(chunk.data)
-        start = 0
-        for number in sizes:
-            places = torch.arange(start, start + number)
+        for places in torch.arange(len(chunk.kept)).split(sizes):
             if pack is not None:
-                yield pack.gather(places, [number])[0]
+                yield pack.gather(places, [len(places)])[0]
             else:
                 yield default_collate([chunk.data[place] for place in places.tolist()])
-            start += number
 
 
 @dataclass(frozen=True)

@@ -79,17 +79,18 @@ def choose_models(run: TrainedRun, model: str | None) -> dict[str, Path]:
 
 
 def best_client(run: TrainedRun) -> str:
-    """The client whose model has the best validation result, by the first metric that is not a loss."""
-    names = [name for name in run.metric_names("val") if "/" not in name]
-    name = next((name for name in names if "loss" not in name), next(iter(names), None))
-    found = None if name is None else run.metric(name, "val")
+    """The client whose model has the best validation result, by the first metric of known direction, a loss last."""
+    names = sorted((name for name in run.metric_names("val") if "/" not in name), key=lambda name: "loss" in name)
+    known = (run.metric(name, "val") for name in names)
+    found = next((metric for metric in known if metric.direction is not None), None)
     finite = {
         client: value
         for client, value in (found.clients.items() if found else ())
         if client in run.clients and math.isfinite(value)
     }
     if found is None or not finite or found.percentiles:  # of many clients only the worst are recorded
-        raise ConfigurationError(f"--model best: {run.folder} lacks validation metrics of all clients: choose another.")
+        what = f"{run.folder} lacks validation metrics of all clients whose direction is known"
+        raise ConfigurationError(f"--model best: {what}: choose another.")
     return (max if found.higher_is_better else min)(finite, key=finite.__getitem__)
 
 

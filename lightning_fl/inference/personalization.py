@@ -1,16 +1,9 @@
 """One-shot personalisation: a mixture of a run's shared models for a client's data, without training.
 
 Khan et al., "PI-FL: Personalized and Incentivized Federated Learning", 2023, https://arxiv.org/abs/2304.07514,
-equations 3 and 4: ``P_i = sum_k υ_ik w_k``, where υ_ik is the score of shared model k on client i's data. Takes one
-pass over the client's samples per model; the shared models are files.
-
-=======================  ====================================================  ===========
-paper                    here                                                  shape
-=======================  ====================================================  ===========
-w_k                      ``shared``, checkpoints of K models                   files
-υ_ik                     ``Personalization.importance``                        [K]
-P_i                      what :func:`personalize` writes                       a file
-=======================  ====================================================  ===========
+equations 3 and 4: ``P_i = sum_k υ_ik w_k``, where υ_ik, ``Personalization.importance`` [K], is the score of shared
+model w_k on client i's data. Takes one pass over the client's samples per model; the shared models, and the P_i that
+:func:`personalize` writes, are files.
 
 Differs from the paper: the score may be any metric of the module's ``validation_step``, see
 :func:`lightning_fl.functional.pifl.importance_weights`; the personal model can be measured on held-out samples.

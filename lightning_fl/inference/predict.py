@@ -164,19 +164,19 @@ class RunPredictor:
             seed_default_generators(self.run.summary["seed"], number, "predictions")
             outputs = [model(chunk) for model in self.models]
         mean = outputs[0] if len(outputs) == 1 else mean_outputs(outputs)
-        columns = model_columns(mean, naming)
+        columns, more = model_columns(mean, naming), dict[str, np.ndarray]()
         if self._widths is not None:
-            columns |= interval_columns(mean, self._widths, naming)
+            more |= interval_columns(mean, self._widths, naming)
         if asked.mc_dropout is not None:
             passes = [(model, model.passes) for model in self.models if model.passes is not None]
             members = [run(lambda model=model: model(chunk), number) for model, run in passes]  # type: ignore[misc]
-            columns |= spread_columns(total_spread(members), naming)
+            more |= spread_columns(total_spread(members), naming)
         elif asked.spread:
-            columns |= spread_columns(total_spread([[of_model] for of_model in outputs]), naming)
+            more |= spread_columns(total_spread([[of_model] for of_model in outputs]), naming)
         if len(outputs) > 1:
             for model, of_model in zip(self.models, outputs, strict=True):
-                columns |= {f"{name}@{model.name}": of for name, of in model_columns(of_model, naming).items()}
-        return columns
+                more |= {f"{name}@{model.name}": of for name, of in model_columns(of_model, naming).items()}
+        return columns | {free_name(name, columns): values for name, values in more.items()}
 
     def _table(self, chunk: Unlabelled, columns: dict[str, np.ndarray], names: Sequence[str]) -> "pd.DataFrame":
         count, kept = len(chunk.frame), np.asarray(chunk.kept, dtype=int)
@@ -190,7 +190,8 @@ class RunPredictor:
         for name in names:
             values = columns.get(name)
             # a target without validation values has no interval, and no calibrated probability
-            if self._widths is not None and name.endswith(("_lower", "_upper")) and name.rpartition("_")[0] in names:
+            end = name.removesuffix("_predicted")
+            if self._widths is not None and end.endswith(("_lower", "_upper")) and end.rpartition("_")[0] in names:
                 continue
             if self._options.calibrate is not None and values is not None and np.isnan(values).all():
                 continue

@@ -23,7 +23,7 @@ from lightning_fl.runtime.calibration_file import TargetCalibration, read_calibr
 
 #: Recorded fields that describe the distribution over clients and not how a sample is read.
 _DISTRIBUTION_FIELDS = {"client_names", "client_sizes", "duplicates", "left_out", "num_clients", "partitioner"}
-_DISTRIBUTION_FIELDS |= {"split", "split_seed", "stratified", "train_shares"}
+_DISTRIBUTION_FIELDS |= {"division", "fold", "folds", "split", "split_seed", "stratified", "train_shares"}
 
 
 def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming: Naming) -> list[TargetCalibration]:
@@ -35,7 +35,8 @@ def calibrations_of(run: TrainedRun, model: str, option: str, kind: str, naming:
         known = listed(list(found), most=8)
         raise ConfigurationError(f"{option}: {run.folder / 'calibration.json'} has {known}, not the model {model}.")
     targets = found[model]
-    other = [name for name, target in zip(_names(naming, targets), targets, strict=True) if target.kind != kind]
+    named = zip(_names(naming, targets), targets, strict=True)
+    other = [name for name, target in named if target.num_samples and target.kind != kind]
     if other:
         instead = "--calibrate" if kind == "regression" else "--interval"
         which = f"{listed(other, most=8)} {'is' if len(other) == 1 else 'are'} not"

@@ -10,14 +10,7 @@ from torch_geometric.nn import GCNConv
 from torch_geometric.nn.dense.linear import Linear
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
-from lightning_fl.models.segments import (
-    EdgeMatrix,
-    SparseMatrix,
-    multiplies,
-    normalized_adjacency,
-    normalized_edges,
-    transformed,
-)
+from lightning_fl.models import segments
 
 
 class GCN(PyGGCN):
@@ -41,11 +34,11 @@ class GCN(PyGGCN):
     def forward(self, x: Tensor, edge_index: Tensor, **unused: Any) -> Tensor:
         if not self._is_plain():
             return BasicGNN.forward(self, x, edge_index)
-        adjacency: SparseMatrix | EdgeMatrix
-        if multiplies(x):
-            adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
-        elif x.is_cuda and not transformed():
-            adjacency = normalized_edges(edge_index, len(x), x.dtype)
+        adjacency: segments.SparseMatrix | segments.EdgeMatrix
+        if segments.multiplies(x):
+            adjacency = segments.normalized_adjacency(edge_index, len(x), x.dtype)
+        elif x.is_cuda and not segments.transformed():
+            adjacency = segments.normalized_edges(edge_index, len(x), x.dtype)
         else:
             return BasicGNN.forward(self, x, edge_index)
         last: Any = self.convs[-1]
@@ -53,9 +46,9 @@ class GCN(PyGGCN):
 
     def can_read_out(self, x: Tensor) -> bool:
         """Whether :meth:`read_out` can replace a call: no hook watches the module or its layers."""
-        return unobserved(self) and multiplies(x) and self._is_plain()
+        return unobserved(self) and segments.multiplies(x) and self._is_plain()
 
-    def read_out(self, x: Tensor, edge_index: Tensor, membership: Tensor, molecules: SparseMatrix) -> Tensor:
+    def read_out(self, x: Tensor, edge_index: Tensor, membership: Tensor, molecules: segments.SparseMatrix) -> Tensor:
         r"""Compute sums or means of the atom embeddings, ``molecules @ forward(...)``, for the cost of one layer less.
 
         Nothing follows the last layer, so the atoms can be summed before its weights are applied, to G rows instead of
@@ -66,7 +59,7 @@ class GCN(PyGGCN):
             ``x`` [V, A], ``edge_index`` [2, E], ``membership`` [V] (the molecule of each atom), ``molecules`` (its
             :func:`~lightning_fl.models.segments.molecule_matrix`) [G, V] -> [G, D].
         """
-        adjacency = normalized_adjacency(edge_index, len(x), x.dtype)
+        adjacency = segments.normalized_adjacency(edge_index, len(x), x.dtype)
         hidden = self._hidden(x, adjacency)
         source, target = (membership.index_select(0, end) for end in edge_index)
         if torch.equal(source, target):
@@ -76,7 +69,7 @@ class GCN(PyGGCN):
         last: Any = self.convs[-1]
         return F.linear(pooled, last.lin.weight) + molecules.rows.sums.unsqueeze(1) * last.bias
 
-    def _hidden(self, x: Tensor, adjacency: SparseMatrix | EdgeMatrix) -> Tensor:
+    def _hidden(self, x: Tensor, adjacency: segments.SparseMatrix | segments.EdgeMatrix) -> Tensor:
         convs: Any = self.convs
         for conv in convs[:-1]:
             x = self.dropout(_convolve(x, adjacency, conv).relu_())
@@ -89,7 +82,7 @@ class GCN(PyGGCN):
         )
 
 
-def _convolve(x: Tensor, adjacency: SparseMatrix | EdgeMatrix, conv: Any) -> Tensor:
+def _convolve(x: Tensor, adjacency: segments.SparseMatrix | segments.EdgeMatrix, conv: Any) -> Tensor:
     """Apply a graph convolution; neighbours are summed where the vectors are shorter."""
     weight = conv.lin.weight
     if weight.size(0) < weight.size(1):

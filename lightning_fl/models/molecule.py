@@ -304,7 +304,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         self._check_targets(batch)
         target, weights = batch.y.to(self.target_mean), self.hparams["task_weights"]
         task_weights = None if weights is None else target.new_tensor(weights)
-        return self._task.loss(self, outputs.to(target), target, _bounds(batch), task_weights)
+        return self._task.loss(self, outputs.to(target), target, getattr(batch, "y_bound", None), task_weights)
 
     def _to_predictions(self, outputs: Tensor) -> Tensor:
         # Leave an autocast's half precision first: the mean may be large compared with the differences.
@@ -320,7 +320,7 @@ class MoleculeModel(MoleculeNetwork, Model):
         if self._task.labelled:
             self._task.check_labels(self.num_classes, target_ranges(batch.y), f"{split} labels of a batch")
         loss = self._loss(outputs, batch)
-        prediction, bound = self._to_predictions(outputs), _bounds(batch)
+        prediction, bound = self._to_predictions(outputs), getattr(batch, "y_bound", None)
         getattr(self, f"{split}_outputs").update(prediction, batch.y, bound)
         if metrics := {f"{split}/{name}": getattr(self, f"{split}_{name}") for name in self._task.over_values}:
             if bound is not None:
@@ -337,7 +337,3 @@ class MoleculeModel(MoleculeNetwork, Model):
             raise ConfigurationError(f"num_targets={expected[1]}: {what}; set it to the number of target columns.")
         if self._task.labelled and "y_bound" in batch:
             raise DataError(f"y_bound: the batch has censored values, which task={self.task!r} does not support.")
-
-
-def _bounds(batch: Any) -> Tensor | None:
-    return batch.y_bound if "y_bound" in batch else None

@@ -83,8 +83,7 @@ def parse(command: str, parser: ArgumentParser, words: Sequence[str]) -> Namespa
         action(parser, Namespace(), prints)  # the parser prints what it has parsed and exits
     keys = _keys(parser)
     tree = with_strategy_class(collect_settings([one for one in options if one[0] != "print_config"], keys))
-    faults = find_faults(tree, keys) or ([] if prints else _missing(command, tree))
-    if faults:
+    if faults := find_faults(tree, keys) or ([] if prints else _missing(command, tree)):
         raise ConfigurationError("\n".join(faults))
     try:
         return parser.parse_object(tree)

@@ -72,8 +72,7 @@ def prediction_table(dataset: Any, batches: list[Any]) -> pd.DataFrame:
     """
     joined = join_outputs(batches)
     count = max(map(len, joined.values()), default=0) if dataset is None else len(dataset)
-    is_part = type(dataset) is Subset
-    base, indices = (dataset.dataset, dataset.indices) if is_part else (dataset, range(count))
+    base, indices = (dataset.dataset, dataset.indices) if type(dataset) is Subset else (dataset, range(count))
     table: dict[str, Any] = {"index": list(indices)}
     if (smiles := getattr(base, "smiles", None)) is not None:
         table["smiles"] = [smiles[index] for index in indices]

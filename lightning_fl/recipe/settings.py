@@ -3,6 +3,7 @@
 The tree has plain values, and texts as they were typed for options: only the parser knows whether ``1`` is a text.
 """
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,21 +47,15 @@ def collect_settings(options: Sequence[tuple[str, str]], keys: Keys) -> dict[str
     A mapping is merged where it is a group of keys or an entry for a class, and replaces the earlier value elsewhere,
     as a list does. A key that ends with ``+`` adds to a list. A class replaces another one and keeps the arguments
     that both accept. A wrong value stays where a group or a class's arguments would be merged into it, to be reported.
-    ``options`` are pairs of a name without dashes and a text; ``config`` is a recipe.
+    ``options`` are pairs of a name without dashes and a text; ``config`` is a recipe; its dotted keys are its options.
     """
     merge = _Merge(keys)
     tree: dict[str, Any] = {}
-    for name, text in options:
-        if name == "config":
-            merge.update(tree, load_recipe(find_recipe(text)), "")
-    for name, text in ordered_options([option for option in options if option[0] != "config"]):
-        *parents, last = name.split(".")
-        parents = [key for key in parents if key != "init_args"]
-        place = ".".join([*parents, last.rstrip("+")])
-        value: dict[str, Any] = _Nested({last: merge.value(text, place, append=last.endswith("+"))})
-        for parent in reversed(parents):
-            value = _Nested({parent: value})
-        merge.update(tree, value, "")
+    for recipe in [load_recipe(find_recipe(text)) for name, text in options if name == "config"]:
+        dotted = {key: value for key, value in recipe.items() if isinstance(key, str) and "." in key}
+        merge.update(tree, {key: value for key, value in recipe.items() if key not in dotted}, "")
+        merge.set(tree, [(key, str(of) if isinstance(of, str) else json.dumps(of)) for key, of in dotted.items()])
+    merge.set(tree, [option for option in options if option[0] != "config"])
     return tree
 
 
@@ -98,6 +93,17 @@ class _Merge(NamedTuple):
         except yaml.YAMLError:
             return text
         return text if append and not isinstance(value, list | Mapping) else value
+
+    def set(self, tree: dict[str, Any], options: Sequence[tuple[str, str]]) -> None:
+        """Merge options with dotted names."""
+        for name, text in ordered_options(options):
+            *parents, last = name.split(".")
+            parents = [key for key in parents if key != "init_args"]
+            place = ".".join([*parents, last.rstrip("+")])
+            value: dict[str, Any] = _Nested({last: self.value(text, place, append=last.endswith("+"))})
+            for parent in reversed(parents):
+                value = _Nested({parent: value})
+            self.update(tree, value, "")
 
     def update(self, tree: dict[str, Any], other: Mapping[str, Any], place: str) -> None:
         """Merge the keys of a mapping into those of a group or into a class's arguments."""

@@ -42,7 +42,7 @@ def export_models(
         flat.load(model)
         save_atomically(model_checkpoint(module, federation.current_round), path)
         files.append(path)
-    own = {*federation.final_models, *federation.personal_layers}
+    own = {*federation.final_models, *federation.own_models, *federation.personal_layers}
     shares, used = (values.tolist() for values in federation.collaboration.personalisation.max(1))
     links = {client for client, share in enumerate(shares) if files and share == 1} - own
     left_out = links if len(names) > _MOST_LINKS else set()

@@ -278,6 +278,7 @@ class TrainerSurface(Settings):
         if callbacks := {name: one for name, one in known if name in kept.get("callbacks", {})}:
             with _refusing(", ".join(callbacks), state):
                 load_states(trainer, callbacks, kept)
+            self.should_stop |= any(getattr(one, "stopping_reason_message", None) for one in callbacks.values())
 
     def named_callbacks(self, callbacks: Sequence[Any] | None = None) -> list[tuple[str, Any]]:
         """Each callback, of this package by default, with its class's name, numbered where there are several."""

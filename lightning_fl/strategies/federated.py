@@ -75,7 +75,6 @@ class FederatedStrategy(Learner, RankExchange):
     cluster_environment: ClusterEnvironment
     parallel_devices: list[torch.device]
     _process_group_backend: str
-    _timeout: timedelta
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Register a class that has a name, which must be in lower case and free."""

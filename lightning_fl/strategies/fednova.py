@@ -53,7 +53,7 @@ class FedNova(FedAvg):
         """``x + s (average - x)`` with ``s = tau_eff sum_i p_i / a_i``, 1 where all steps are equal."""
         told = [one for one in update.contributions if one.report.scale]
         steps = [one.report.numbers["accumulated_steps"] for one in told]
-        if len(set(steps)) == 1:
+        if len(set(steps)) <= 1:  # none: no client of this average took a step
             return update.average
         total = sum(one.weight for one in told)
         effective = sum(one.weight * a for one, a in zip(told, steps, strict=True)) / total

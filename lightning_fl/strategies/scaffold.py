@@ -43,6 +43,7 @@ class SCAFFOLD(FedAvg):
         "model_per_client": "its control variates need a model that several clients train",
         "soft_assignment": "its control variates belong to one shared model, and a client that uses several has none",
         "drawn_weights": "the mean of its control variates needs the clients' own weights, not how often one is drawn",
+        "pooled": "the mean of its control variates is over all clients, of which one trains",
     }
 
     @checked

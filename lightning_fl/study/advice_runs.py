@@ -70,7 +70,7 @@ class ThisProcess:
 
     def start(self, cell: Cell) -> tuple[Cell, int]:
         own = {key.removeprefix("trainer."): value for layer in cell.layers for key, value in layer.items()}
-        own |= {"callbacks": make_callbacks(own["callbacks"]), "default_root_dir": str(cell.folder)}
+        own |= {"callbacks": make_callbacks(own["callbacks"]), "default_root_dir": str(cell.folder), "seed": cell.seed}
         own |= {"enable_progress_bar": False, "ckpt_path": "last" if cell.resumable() else None}
         seed_everything(cell.seed, verbose=False)
         try:

@@ -248,10 +248,11 @@ def advise(
 ) -> Advice:
     """Try ways to train a module on clients' data, and say what is decided between them.
 
-    Runs are made here, one after another, and a second call goes on with the finished ones. It notices other data in
-    memory; give another ``out`` after a change of the module's code or of files. All seeds start from the module's
-    weights. ``metric`` (default: the first that is not a loss) decides; ``max_rounds`` are those of a run at most;
-    ``pooled`` adds pooled data. Others are :func:`.federate`'s; strategy and callbacks are replaced.
+    Runs are made here, one after another, and a second call goes on with the finished ones. It notices other arguments
+    and data in memory; give another ``out`` after a change of the module's code or weights, or of files. All seeds
+    start from the module's weights. ``metric`` (default: the first that is not a loss) decides; ``max_rounds`` are
+    those of a run at most; ``pooled`` adds pooled data. Others are :func:`.federate`'s; strategy and callbacks are
+    replaced.
 
     Example::
 
@@ -260,14 +261,20 @@ def advise(
         lightning_fl.federate(MyModule(), data, **advice.trainer_arguments())
     """
     from lightning_fl.data.digest import data_digest
+    from lightning_fl.data.module import FederatedDataModule
     from lightning_fl.study.advice_runs import ThisProcess
+    from lightning_fl.trainer.identity import arguments_of, comparable
 
     plain = {name: value for name, value in arguments.items() if isinstance(value, str | int | float | None)}
     recipe, runner = Path(out, "module_and_data.yaml"), ThisProcess(module, data, arguments)
+    kept = {f"model.{name}": value for name, value in getattr(module, "hparams", {}).items()} | arguments
+    if isinstance(data, FederatedDataModule):  # Partitioned and Silos keep their samples under these names
+        kept, data = kept | arguments_of("data", data), vars(data).get("data", vars(data).get("datamodules", data))
     digest = data_digest(dict(enumerate(data)) if isinstance(data, list | tuple) else data)
-    write_whole(recipe, dump_yaml({"trainer": plain, "model": str(module), "data": digest}))
+    record = {"trainer": plain, "model": str(module), "data": digest, "settings": comparable(kept)}
+    write_whole(recipe, dump_yaml(record))
     asked = dict[str, Any](metric=metric, seeds=seeds, max_rounds=max_rounds, pooled=pooled)
     advisor = Advisor(recipe=recipe, out=Path(out), runner=lambda _: runner, **asked)
-    if (advice := advisor.advise()) is None:  # nothing limits its time
+    if (advice := advisor.advise()) is None or advisor.signal_number is not None:  # nothing limits its time
         raise KeyboardInterrupt
     return advice

@@ -87,15 +87,10 @@ class Cell:
     def arguments(self) -> list[str]:
         """Command-line arguments of ``lightning-fl``; :meth:`prepare` writes the files that they name."""
         arguments = ["fit", "--config", str(self.recipe)]
-        for number, layer in enumerate(self.layers):
-            if _nested(layer):
-                arguments += ["--config", str(self._override(number))]
-            arguments += [
-                f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
-                for key, value in layer.items()
-                if "." in key
-            ]
-        arguments += ["--seed_everything", str(self.seed), "--trainer.default_root_dir", str(self.folder)]
+        for number in range(len(self.layers)):
+            arguments += ["--config", str(self._override(number))]
+        seed = str(self.seed)
+        arguments += ["--seed_everything", seed, "--trainer.seed", seed, "--trainer.default_root_dir", str(self.folder)]
         arguments += ["--trainer.enable_progress_bar", "false"]
         return [*arguments, "--ckpt_path", "last"] if self.resumable() else arguments
 
@@ -107,8 +102,7 @@ class Cell:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for number, layer in enumerate(self.layers):
-                if nested := _nested(layer):
-                    write_whole(self._override(number), dump_yaml(nested))
+                write_whole(self._override(number), dump_yaml(layer))
             write_whole(record, json.dumps(self.content, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise ConfigurationError(f"{self.folder} cannot be written: {error}; choose another --out.") from error
@@ -233,7 +227,8 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
         classes = {text for _, text in texts if _OWN_CLASS.fullmatch(text) and not checksum(text, root)}
         modules = {text.rpartition(".")[0].replace(".", "/") + ".py" for text in classes}
         files = {name: found for name in sorted(names | modules) if (found := checksum(name, root))}
-        are_here = [checksum(name, root) is not None for name in names if name in available_cards()]
+        cards = [name for name in names if name in available_cards() and load_card(name).files]
+        are_here = [checksum(name, root) is not None for name in cards]
         may_stand_in = ("source", "standin") in by_key or not are_here or not all(are_here)
         for seed in study.run_seeds:
             content = {
@@ -265,8 +260,10 @@ def _texts(value: object, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _stands_in(run: Path) -> bool:
-    summary = _read_json(run / "summary.json")
-    return isinstance(summary, dict) and summary.get("data_source") == STAND_IN
+    summary, splits = (_read_json(run / name) for name in ("summary.json", "splits.json"))
+    if isinstance(summary, dict):
+        return summary.get("data_source") == STAND_IN
+    return isinstance(splits, dict) and splits.get("files") == []  # of a run that was killed
 
 
 def _checksum(out: Path, name: str, data_root: str | None) -> str | None:
@@ -296,8 +293,3 @@ def _read_json(path: Path) -> object:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-
-
-def _nested(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer's nested settings; those with dotted keys become arguments."""
-    return {key: value for key, value in layer.items() if "." not in key}

@@ -240,8 +240,9 @@ def _study_settings(study: Study) -> list[Part]:
 def _study_commands(results: StudyResults, command: str) -> list[str]:
     study, environment = results.study, results.environment
     scale = [] if study.scale == FULL else ["--scale", study.scale]
+    seeds = ["--seeds", *map(str, study.run_seeds)]
     lines = [f"pip install lightning-fl=={environment['lightning-fl']}"]
     if environment.get("commit"):
         lines = [f"git checkout {environment['commit'].rstrip('+')}", "uv sync"]
     name = study.name if available_studies().get(study.name) == study.path else study.path.name
-    return [*lines, command or shlex.join(["lightning-fl", "study", name, *scale])]
+    return [*lines, command or shlex.join(["lightning-fl", "study", name, *scale, *seeds])]

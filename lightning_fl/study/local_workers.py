@@ -38,8 +38,7 @@ class _Server:
     """The fork server, which would otherwise finish its imports after the study has ended."""
 
     def kill(self) -> None:
-        pid = getattr(forkserver._forkserver, "_forkserver_pid", None)
-        if pid is not None:
+        if (pid := getattr(forkserver._forkserver, "_forkserver_pid", None)) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -130,8 +129,7 @@ def _start_worker(output: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os.kill(os.getpid(), signal.SIGKILL)
 

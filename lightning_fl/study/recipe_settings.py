@@ -146,8 +146,7 @@ def find_mismatches(groups: Mapping[str, Sequence[FinishedRun]]) -> list[str]:
             pairs = [(like, difference) for difference in differences]
             pairs += [(runs[0], difference) for difference in _recipe_differences(runs[0], run, label)]
             for other, (field, ours, theirs) in pairs:
-                key = (str(other.folder), field, *_shorten(ours, theirs))
-                found.setdefault(key, []).append(str(run.folder))
+                found.setdefault((str(other.folder), field, *_shorten(ours, theirs)), []).append(str(run.folder))
             if run.interrupted:
                 lines.append(f"{run.folder} was interrupted after round {run.rounds}")
     for (folder, field, ours, theirs), others in found.items():
@@ -173,8 +172,7 @@ def _data_differences(run: FinishedRun, other: FinishedRun, *, between_seeds: bo
 def _following_seed(run: FinishedRun, other: FinishedRun) -> set[str]:
     """Fields that may differ because the seeds of partition and split follow those of the runs."""
     fields = [field for field in run.data if field.endswith("seed") and isinstance(run.data[field], int)]
-    apart = other.seed - run.seed
-    follow = {field for field in fields if other.data.get(field) == run.data[field] + apart}
+    follow = {field for field in fields if other.data.get(field) == run.data[field] + (other.seed - run.seed)}
     return follow | _FROM_SEED if follow else set()
 
 

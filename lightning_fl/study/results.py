@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, listed
 from lightning_fl.core.escaping import csv_text, csv_value
@@ -219,14 +219,16 @@ def _read_cells(path: Path, study: Study) -> list[CellResult]:
 
 def _cell_of(row: dict[str, str], axes: Sequence[str]) -> CellResult:
     def number(name: str, kind: type) -> Any:
-        return kind(row[name]) if row.get(name) else None
+        return kind(row[name].removesuffix(".0") if kind is int else row[name]) if row.get(name) else None
 
+    if row["status"] not in get_args(Status):
+        raise ValueError(f"unknown status {row['status']!r}")
     return CellResult(
         **{name: row.get(name, "") for name in ("data_source", "commit", "run_folder", "failure", "log")},
         arm=row["arm"],
         place={axis: row[axis] for axis in axes},
         seed=int(row["seed"]),
-        status=next(status for status in get_args(Status) if status == row["status"]),
+        status=cast(Status, row["status"]),
         values={name: float(row.get(name) or "nan") for name in STATISTICS},
         higher_is_better={"True": True, "False": False}.get(row["higher_is_better"]),
         rounds=number("rounds", int),

@@ -28,7 +28,10 @@ _COLUMNS = (
     *("rounds", "seconds", "commit", "run_folder", "failure", "log", "clients_with_gain"),
 )
 #: Settings that the study controls.
-_RESERVED = ("seed_everything", "ckpt_path", "config", "trainer.default_root_dir", "trainer.enable_progress_bar")
+_RESERVED = (
+    *("seed_everything", "trainer.seed", "ckpt_path", "config"),
+    *("trainer.default_root_dir", "trainer.enable_progress_bar"),
+)
 
 
 def load_study(path: Path, scale: str | None = None) -> Study:

@@ -137,8 +137,7 @@ def known_seconds(cells: Sequence[Cell]) -> dict[Variant, float]:
     """Variant -> median wall time of its finished cells in seconds, all attempts included."""
     found: dict[Variant, list[float]] = {}
     for cell in cells:
-        run = cell.finished()
-        if run is not None:
+        if (run := cell.finished()) is not None:
             attempts = sum(attempt.get("seconds", 0.0) for attempt in cell.attempts())
             found.setdefault(cell.variant, []).append(max(attempts, run.seconds or 0.0))
     return {variant: statistics.median(times) for variant, times in found.items()}

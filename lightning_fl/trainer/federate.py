@@ -93,8 +93,7 @@ def _federated_data(
     if cut and (silos or isinstance(data, FederatedDataModule)):
         raise ConfigurationError("the data have their clients already: leave out num_clients and partitioner.")
     if isinstance(data, FederatedDataModule):
-        given = [name for name, value in {**batching, "num_samples": num_samples}.items() if value is not None]
-        if given:
+        if given := [name for name, value in {**batching, "num_samples": num_samples}.items() if value is not None]:
             raise ConfigurationError(f"data is a {type(data).__name__}: give {', '.join(given)} to it.")
         return data
     if silos:
@@ -121,6 +120,5 @@ def _are_silos(data: Any, cut: bool) -> bool:
         return True
     if not isinstance(data, list | tuple) or not data:
         return False
-    if cut and all(isinstance(part, list) for part in data):
-        return False  # samples
-    return are_silos(data)
+    are_samples = cut and all(isinstance(part, list) for part in data)
+    return not are_samples and are_silos(data)

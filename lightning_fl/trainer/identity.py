@@ -71,7 +71,7 @@ def settings_of(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any
         "ckpt_path": ckpt_path if ckpt_path in (None, "last", "best") else "a file",
         "trainer.profile": not isinstance(trainer.profiler, PassThroughProfiler),
     }
-    return _comparable(common | _recipe_of(trainer, module))
+    return comparable(common | _recipe_of(trainer, module))
 
 
 def data_of(data: FederatedDataModule) -> dict[str, str]:
@@ -85,14 +85,14 @@ def data_of(data: FederatedDataModule) -> dict[str, str]:
         common |= {f"the number of training samples of client {client}": repr(n) for client, n in enumerate(sizes)}
     if data.pinned:
         return common
-    return common | _comparable({f"data: {name}": value for name, value in data.describe().items()})
+    return common | comparable({f"data: {name}": value for name, value in data.describe().items()})
 
 
 def layout_of(weights: Weights, module: Any) -> dict[str, str]:
     """Names and shapes of a module's weights."""
     tensors = {name: value for name, value in module.state_dict().items() if isinstance(value, torch.Tensor)}
     shapes = {f"the shape of {name}": list(value.shape) for name, value in tensors.items()}
-    return _comparable({"the number of weights": sum(v.numel() for v in weights.vectors.values()), **shapes})
+    return comparable({"the number of weights": sum(v.numel() for v in weights.vectors.values()), **shapes})
 
 
 def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule) -> dict[str, str]:
@@ -112,14 +112,14 @@ def identity_of(trainer: TrainerSurface, module: Any, data: FederatedDataModule)
     found["trainer.callbacks"] = ", ".join(name for name in deciding if name != "ModelCheckpoint")
     if not data.pinned:
         found |= {f"data.{name}": value for name, value in data.describe().items() if name not in _SIZES}
-    found |= _arguments("data", data)
+    found |= arguments_of("data", data)
     for name, value in trainer.run_log.hyperparameters.items():
         if name.startswith(("model.", "data.")) and name.rpartition(".")[0] not in found:
             found.setdefault(name, value)
     found["data"] = type(data).__name__
     # what "auto" has become
     found |= {f"trainer.{name}": getattr(trainer.loop, name) for name in (*AUTOMATIC, "optimizer_state")}
-    return {name: text for name, text in _comparable(found).items() if name not in _CHANGES_NOTHING}
+    return {name: text for name, text in comparable(found).items() if name not in _CHANGES_NOTHING}
 
 
 def check_fits(trainer: TrainerSurface, state: Mapping[str, Any], path: Path) -> None:
@@ -215,13 +215,13 @@ def _recipe_of(trainer: TrainerSurface, module: Any) -> dict[str, Any]:
         **{f"trainer.{name}": getattr(trainer, name) for name in shared},
         "trainer.precision": trainer.fabric.strategy.precision.precision,
         "trainer.strategy": type(trainer.strategy).__name__,
-        **_arguments("trainer.strategy", trainer.strategy),
+        **arguments_of("trainer.strategy", trainer.strategy),
         "trainer.callbacks": ", ".join(type(callback).__name__ for callback in callbacks.values()),
         "model": type(module).__name__,
         **{f"model.{name}": value for name, value in dict(getattr(module, "hparams", {})).items()},
     }
     for name, callback in callbacks.items():
-        common.update(_arguments(name, callback))
+        common.update(arguments_of(name, callback))
     return common
 
 
@@ -229,7 +229,7 @@ def _callbacks(trainer: TrainerSurface) -> dict[str, Any]:
     return dict(trainer.named_callbacks([*trainer.callbacks, *trainer.lightning_callbacks]))
 
 
-def _arguments(owner: str, made: Any) -> dict[str, Any]:
+def arguments_of(owner: str, made: Any) -> dict[str, Any]:
     """Constructor arguments that an object keeps under their names."""
     names: set[str] = set()
     for kind in type(made).__mro__[:-1]:
@@ -239,7 +239,7 @@ def _arguments(owner: str, made: Any) -> dict[str, Any]:
     return {f"{owner}.{name}": kept[name] for name in sorted(names) if name in kept}
 
 
-def _comparable(values: Mapping[str, Any]) -> dict[str, str]:
+def comparable(values: Mapping[str, Any]) -> dict[str, str]:
     """The plain values as text, long ones cut and followed by their digest."""
     texts = {name: repr(value) for name, value in values.items() if name in _CLASSES or _is_plain(value)}
     for name, text in texts.items():

@@ -120,8 +120,7 @@ def print_report(trainer: "FederatedTrainer", console: Console | None = None, pr
         if single:
             order = curve_names(getattr(trainer.datamodule, "target_names", None) or [], "target")
             print_table(target_table({name: measured[name] for name in measured if name in single}, order), console)
-        line = constant_line(metrics, getattr(trainer.datamodule, "target_units", None) or [])
-        if line:
+        if line := constant_line(metrics, getattr(trainer.datamodule, "target_units", None) or []):
             console.print(Text(line), soft_wrap=True)
         for name, gain in trainer.federation.gains.get(split, {}).items():
             # Not of every target; and the error of a constant is the same for all models.
@@ -139,8 +138,7 @@ def constant_line(metrics: Mapping[str, MetricSummary], units: Sequence[str]) ->
     ``metrics`` have names without their split, ``units`` are those of the targets.
     """
     for name, metric in metrics.items():
-        constant = metrics.get(f"{name}_of_mean")
-        if constant is not None:
+        if (constant := metrics.get(f"{name}_of_mean")) is not None:
             unit = f" {units[0]}" if len(units) == 1 and units[0] != "not given" else ""
             own, of_mean = number_value(metric.mean), number_value(constant.mean)
             return f"{name} {own}{unit} on average; the training data's mean, for all, has {of_mean}"

@@ -253,9 +253,8 @@ def _about(trainer: TrainerSurface, stage: str) -> dict[str, Any]:
     if is_overridden("predict_step", module) or is_overridden("forward", module):
         reads = type(data).unlabelled_data is not FederatedDataModule.unlabelled_data
         predicts = "new samples" if reads else "test data"
-    title = trainer.run_log.summary.get("title", f"{type(module).__name__} on {data.source} data")
     found = {
-        "title": title,
+        "title": trainer.run_log.summary.get("title", f"{type(module).__name__} on {data.source} data"),
         "data_source": data.source,
         "data": dict(data.describe()),
         "method": method_of(type(trainer.strategy).__name__, trainer.callbacks),

@@ -118,8 +118,7 @@ def set_up(
 
 def _optimizer_state(trainer: TrainerSurface, state: Mapping[str, Any]) -> str:
     """What ``optimizer_state`` is, or "auto" becomes: in a resumed run what it was before."""
-    given = trainer.settings.optimizer_state
-    if given != "auto":
+    if (given := trainer.settings.optimizer_state) != "auto":
         return given
     if state:
         return (state["recipe"] or {}).get("trainer.optimizer_state", "fresh").strip("'")

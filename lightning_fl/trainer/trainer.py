@@ -130,9 +130,8 @@ class FederatedTrainer(TrainerSurface):
     def trained_checkpoint(self) -> str | None:
         """Checkpoint to evaluate after fit: "best" if a best round was kept, else ``None`` for the last models."""
         checkpoint = self.checkpoint_callback
-        if self.federation.models_are_final or checkpoint is None or checkpoint.best_round is None:
-            return None
-        return "best"
+        is_kept = checkpoint is not None and checkpoint.best_round is not None
+        return "best" if is_kept and not self.federation.models_are_final else None
 
     def fit(
         self, module: LightningModule, datamodule: FederatedDataModule, ckpt_path: str | os.PathLike[str] | None = None
@@ -179,9 +178,8 @@ class FederatedTrainer(TrainerSurface):
             if not self.is_global_zero:
                 raise SystemExit(0)  # with another code Fabric would end rank zero before it says this
             done = f"after round {self.federation.current_round} of {self.max_rounds}; the run is in {self.log_dir}"
-            kept = "it has no checkpoint to resume from"
-            if self.checkpoint_callback is not None:
-                kept = "fit(..., ckpt_path='last') resumes it"
+            no_checkpoint = self.checkpoint_callback is None
+            kept = "it has no checkpoint to resume from" if no_checkpoint else "fit(..., ckpt_path='last') resumes it"
             raise KeyboardInterrupt(f"{Signals(self.federation.interrupted_by).name} {done}, {kept}")
 
     def _validate_trained(self) -> None:
@@ -334,8 +332,7 @@ class FederatedTrainer(TrainerSurface):
         on = f" on {self.num_clients} clients" if self.num_clients else ""
         lines = [f"<b>FederatedTrainer</b>: {what}{strategy}{on}, round {done} of {self.max_rounds}"]
         words: dict[Split, str] = {"test": "test", "val": "validation", "train": "training"}
-        measured = next((split for split in words if self.federation.metrics.get(split)), None)
-        if measured is not None:
+        if (measured := next((split for split in words if self.federation.metrics.get(split)), None)) is not None:
             lines.append(f"{words[measured]}: {self.federation.metrics[measured]._repr_html_()}")
         if self.run_log.started:
             lines.append(f"run: <code>{escape(self.log_dir)}</code>")

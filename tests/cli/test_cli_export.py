@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from finished_runs import molecule_run
+from finished_runs import SMALL, fit, molecule_run, write_molecules
 
 from lightning_fl import predict
 from lightning_fl.models import MoleculeModel
@@ -76,6 +76,17 @@ def test_a_client_s_model_with_layers_of_its_own_predicts(finished, tmp_path, co
     run = molecule_run(finished, tmp_path, "PrivateHeads")
     assert command("export", run, "--to-folder", "out", "--model", "N")[0] == 0
     pd.testing.assert_frame_equal(predict("out", ["CCCO", "CCN"]), predict(run, ["CCCO", "CCN"], model="N"))
+
+
+def test_a_client_s_model_keeps_its_calibration(finished, command):
+    """Also where the client's name is not that of its file."""
+    text = Path(write_molecules("run.csv", range(1, 9))).read_text().replace(",O\n", ",lab a\n")
+    Path("run.csv").write_text(text)
+    data = {"path": "run.csv", "target_columns": ["activity"], "group_column": "lab"}
+    run = fit(SMALL, {"class_path": "MoleculeCSV", "init_args": data}, ["PrivateHeads", "Calibration"])
+    assert command("export", run, "--to-folder", "out", "--model", "lab a")[0] == 0
+    found, expected = predict("out", ["CCCO"], interval=0.5), predict(run, ["CCCO"], model="lab a", interval=0.5)
+    pd.testing.assert_frame_equal(found, expected)
 
 
 def test_a_snapshot_s_card_has_no_results(finished, tmp_path, command):

@@ -111,7 +111,7 @@ def test_faults_of_the_run(run, fault, tmp_path):
     write_molecules("other.csv", [1, 2], header="smiles,potency,lab")
     assert "other.csv has no column 'activity'" in fault(run, "other.csv")
     Path("unlabelled.csv").write_text("smiles,activity\nCC,\nCCC,\n")
-    assert "target column 'activity' is empty" in fault(run, "unlabelled.csv")
+    assert "none of the 2 samples has a label" in fault(run, "unlabelled.csv")
 
     model = run / "models" / "shared_1.ckpt"
     whole = model.read_bytes()

@@ -118,6 +118,22 @@ def test_batch_size(tmp_path: Path) -> None:
     assert trainer.metrics["train"]["own"].mean == pytest.approx((0 * 1 + 1 * 2 + 2 * 3) / 6)
 
 
+@pytest.mark.parametrize("size", [torch.tensor(3), 0], ids=["a tensor", "nothing"])
+def test_batch_sizes_of_the_loss(size: Any, tmp_path: Path) -> None:
+    """A tensor is a number, and the mean over no samples is none."""
+
+    class Logs(Linear):
+        def loss(self, batch: Any) -> Tensor:
+            loss = super().loss(batch)
+            self.log("loss", loss, on_step=False, on_epoch=True, batch_size=size)
+            return loss
+
+    _, trainer, _, _ = _compare(Logs, tmp_path, ["loss"])
+    found = [trainer.metrics["train"][name].mean for name in ("loss", "train/loss")]
+    assert found[0] == pytest.approx(found[1], rel=1e-6, nan_ok=True)
+    assert math.isnan(found[0]) == (size == 0)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -301,6 +317,21 @@ def test_training_hooks_that_log(hook: str, tmp_path: Path) -> None:
     epochs = 1 if hook == "on_train_start" else 2
     _, trainer, _, theirs = train_both(logs_from(hook), tmp_path, epochs=epochs, data=Clients((16,)))
     assert trainer.metrics["train"][hook].mean == pytest.approx(float(theirs.callback_metrics[hook]))
+
+
+def test_an_epoch_ends_with_values_of_no_batch(tmp_path: Path) -> None:
+    """Of batches of texts nobody knows how many samples they are."""
+
+    class Reads(Linear):
+        def loss(self, batch: Any) -> Tensor:
+            return self.net(torch.tensor([[float(len(text))] * 3 for text in batch])).square().mean()
+
+        def on_train_epoch_end(self) -> None:
+            self.log("end", 3.0)
+
+    texts = Clients(data=lambda client, split: [["a", "bb"], ["ccc", "d"]])
+    _, trainer, _, _ = _compare(Reads, tmp_path, ["end"], data=texts)
+    assert trainer.metrics["train"]["end"].mean == 3.0
 
 
 def test_overridden_steps_that_log(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from lightning_fl import FederatedTrainer
+from lightning_fl.callbacks import FineTuning
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import Ditto
 
@@ -336,6 +337,17 @@ def test_validation_every_second_round_feeds_the_plateau(tmp_path: Path) -> None
     module = make(Plateau)
     federated_trainer(tmp_path, max_rounds=4, check_val_every_n_rounds=2).fit(module, Clients())
     assert module.rates[:9] == [0.05] * 9  # rounds 1 to 3: nothing validated, then a first value, which is the best
+
+
+@pytest.mark.parametrize(("every", "turns"), [(1, (0.05, 0.05, 0.025, 0.0125)), (2, (0.05, 0.05, 0.05, 0.025))])
+def test_validation_after_fine_tuning_feeds_the_plateau(every: int, turns: tuple[float, ...], tmp_path: Path) -> None:
+    """A loss that falls is worse. Fine-tuning begins with the module's rate, before there is a value and afterwards."""
+    module, tuning = make(Plateau), FineTuning(steps=2, every_evaluation=True)
+    federated_trainer(tmp_path, max_rounds=4, check_val_every_n_rounds=every, callbacks=[tuning]).fit(module, Clients())
+    expected: list[float] = []
+    for round_number, rate in enumerate(turns, start=1):
+        expected += [rate] * 3 + [0.05] * 2 * (round_number % every == 0)
+    assert module.rates == [*expected, 0.05, 0.05]  # at last for the models of the end
 
 
 def test_a_resumed_run_continues_with_its_schedulers(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from reference import (
 )
 from torch import Tensor, nn
 
+from lightning_fl.callbacks import PersonalLayers
 from lightning_fl.core.errors import ConfigurationError
 
 
@@ -394,6 +395,24 @@ def test_modes_of_submodules_survive_evaluation(tmp_path: Path) -> None:
     federated_trainer(tmp_path, max_rounds=2).fit(module, Clients((8, 8)))
     assert [part.training for part in module.net] == [True, False, True, True]  # type: ignore[attr-defined]
     assert int(module.net[1].num_batches_tracked) == 0  # type: ignore[index]
+
+
+def test_a_client_predicts_with_what_it_was_given_alone(tmp_path: Path) -> None:
+    """Outputs that are the module's own buffers, which the next client's values overwrite."""
+
+    class Threshold(Measured):
+        def on_train_epoch_end(self) -> None:
+            self.threshold.fill_(self.trainer.client + 1)
+
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.threshold
+
+    module, data = make(Threshold), Clients((8, 8, 8))
+    trainer = fitted(tmp_path, module, data, max_rounds=1, callbacks=[PersonalLayers(layers=["threshold"])])
+    found = trainer.predict(module, data)
+    assert {client: [float(value) for value in values] for client, values in found.items()} == {
+        client: [client + 1.0] * 2 for client in range(3)
+    }
 
 
 # -- refusals -------------------------------------------------------------------------------------------------------

@@ -193,6 +193,14 @@ class TestMolecules:
             assert torch.equal(old.x, new.x)
             assert torch.equal(old.y.nan_to_num(-1), new.y.nan_to_num(-1))
 
+    def test_a_client_may_have_measured_some_targets_only(self, tmp_path):
+        (tmp_path / "run.csv").write_text("structure,y,z\nCCO,1,2\nCCN,3,4\n")
+        (tmp_path / "new.csv").write_text("structure,y,z\nCCO,1,\n")
+        arguments = {"path": str(tmp_path / "run.csv"), "target_columns": ["y", "z"], "smiles_column": "structure"}
+        data = MoleculeCSV(**arguments, partitioner=IID(num_clients=2), split=(1.0, 0.0, 0.0))
+        found = data.newcomer_data(str(tmp_path / "new.csv"), record_of(data))
+        assert found.targets.nan_to_num(-1).tolist() == [[1, -1]]
+
     @pytest.mark.slow
     def test_a_card_names_the_columns(self, tmp_path):
         data = MoleculeNet(name="esol", source="standin", partitioner=IID(num_clients=2))

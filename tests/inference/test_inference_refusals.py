@@ -49,11 +49,26 @@ def hidden_divergence(folder):
     personalize(Constant(), paths, SAMPLES, accelerator="cpu")
 
 
-def best_of_many(folder):
+def best_of(folder, metrics):
+    """The best client by metrics of validation data, all lower is better where they do not say so."""
     (folder / "models").mkdir()
-    (folder / "models" / "worst.ckpt").touch()
-    metric = {"higher_is_better": True, "clients": {"worst": 0.25}, "percentiles": percentiles([0.25] + [0.5] * 999)}
-    best_client(TrainedRun(folder, {"client_names": ["worst"], "metrics": {"val": {"acc": metric}}}, {}))
+    names = list(next(iter(metrics.values()))["clients"])
+    for name in names:
+        (folder / "models" / f"{name}.ckpt").touch()
+    of_val = {name: {"higher_is_better": False} | metric for name, metric in metrics.items()}
+    return best_client(TrainedRun(folder, {"client_names": names, "metrics": {"val": of_val}}, {}))
+
+
+def best_of_many(folder):
+    values = {"clients": {"worst": 0.25}, "percentiles": percentiles([0.25] + [0.5] * 999)}
+    best_of(folder, {"acc": {"higher_is_better": True} | values})
+
+
+UNKNOWN = {"kendall_tau": {"clients": {"a": 0.1, "b": 0.9}}}  # a name whose direction nobody states
+
+
+def test_a_metric_of_unknown_direction_chooses_no_client(tmp_path):
+    assert best_of(tmp_path, UNKNOWN | {"loss": {"clients": {"a": 2.0, "b": 1.0}}}) == "b"
 
 
 NINE = TargetCalibration("regression", 9, 1, {0: 5, 32: 4})
@@ -96,6 +111,7 @@ ROWS = [
     (without_weights, CheckpointError, "state_dict"),
     (hidden_divergence, CheckpointError, "shared_1.ckpt .* shared_0.ckpt"),
     (best_of_many, ConfigurationError, "--model best: "),
+    (lambda at: best_of(at, UNKNOWN), ConfigurationError, "--model best: .*validation metrics"),
 ]
 
 

@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from finished_runs import SMALL, fit, iid
@@ -115,10 +116,12 @@ def test_intervals_and_spreads_of_a_regression(capsys) -> None:
         assert message in capsys.readouterr().err
 
 
-def test_a_target_without_validation_values_has_no_interval() -> None:
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+def test_a_target_without_validation_values_has_no_interval(scale) -> None:
+    """Also where its values are in 0..1, as those of a class are."""
     parts = ("train", "val", "test")
     rows = [
-        f"{'C' * n}{end},{0.3 * n},{'' if part == 'val' else n},{part}"
+        f"{'C' * n}{end},{0.3 * n},{'' if part == 'val' else scale * n},{part}"
         for n in range(1, 9)
         for end, part in zip("ONF", parts, strict=True)
     ]
@@ -129,6 +132,19 @@ def test_a_target_without_validation_values_has_no_interval() -> None:
     found = predict(run, NEW, interval=0.5)
     assert found[["y", "z", "y_lower", "y_upper"]].notna().all(axis=None)
     assert found[["z_lower", "z_upper", "error"]].isna().all(axis=None)
+
+
+def test_targets_keep_their_columns_beside_spreads_and_intervals_of_such_a_name() -> None:
+    targets = ["y", "y_std", "y_lower"]
+    rows = [f"{'C' * n}O,{0.3 * n},{0.1 * n},{0.2 * n}" for n in range(1, 13)]
+    Path("names.csv").write_text("\n".join([",".join(["smiles", *targets]), *rows]) + "\n")
+    model = {"class_path": "MoleculeModel", "init_args": SMALL["init_args"] | {"dropout": 0.3}}
+    data = iid("MoleculeCSV", 2, path="names.csv", target_columns=targets, split=[0.5, 0.25, 0.25])
+    run = fit(model, data, ["Calibration"])
+    plain, found = predict(run, NEW), predict(run, NEW, interval=0.5, mc_dropout=4)
+    pd.testing.assert_frame_equal(found[list(plain)], plain)
+    assert (found["y_std_predicted"] > 0).all()
+    assert (found["y_lower_predicted"] < found["y"]).all()
 
 
 def test_calibrated_probabilities(capsys) -> None:
@@ -155,6 +171,18 @@ def test_runs_of_other_seeds_have_their_repeated_molecules_elsewhere() -> None:
     counts = [json.loads((run / "summary.json").read_text())["data"]["duplicates"] for run in (one, other)]
     assert counts[0] != counts[1]
     assert (predict(one, NEW, others=[other], spread=True)["y_std"] > 0).all()
+
+
+def test_runs_of_other_folds_and_divisions_are_combined() -> None:
+    rows = [f"{'C' * n}{end},{0.3 * n},{part}" for n in range(1, 9) for end, part in (("O", "train"), ("N", "val"))]
+    Path("folds.csv").write_text("\n".join(["smiles,y,part", *rows]) + "\n")
+    by_column = {"class_path": "ColumnDivision", "init_args": {"column": "part"}}
+    divisions = [{}, {"folds": 3}, {"folds": 3, "fold": 1}, {"folds": 4}, {"division": by_column}]
+    runs = [
+        fit(SMALL, iid("MoleculeCSV", 2, path="folds.csv", target_columns=["y"], **division), root=f"runs/{number}")
+        for number, division in enumerate(divisions)
+    ]
+    assert (predict(runs[0], NEW, others=runs[1:], spread=True)["y_std"] > 0).all()
 
 
 def test_a_run_without_calibration_is_refused() -> None:

@@ -27,6 +27,9 @@ KEYS = Keys(
 )
 
 
+FOUR = {"class_path": "IID", "init_args": {"num_clients": 4}}
+
+
 def options(*words: str) -> list[tuple[str, str]]:
     return [(name, text) for name, _, text in (word.partition("=") for word in words)]
 
@@ -75,6 +78,26 @@ def test_a_later_recipe_changes_a_class(second, expected):
     Path("two.yaml").write_text(f"data: {{init_args: {{partitioner: {second}}}}}")
     found = collected("config=one.yaml", "config=two.yaml")["data"]
     assert found == {"class_path": "Own", "init_args": {"partitioner": expected}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [
+        ("{trainer.max_rounds: 200}", "{trainer: {max_rounds: 5}}", {"trainer": {"max_rounds": 5}}),
+        ("{trainer: {max_rounds: 200}}", "{trainer.max_rounds: 5}", {"trainer": {"max_rounds": "5"}}),
+        *(
+            ("{data.partitioner.num_clients: 20}", second, {"data": {"init_args": {"partitioner": FOUR}}})
+            for second in (
+                "{data.partitioner: {class_path: IID, init_args: {num_clients: 4}}}",
+                "{data: {init_args: {partitioner: {class_path: IID, init_args: {num_clients: 4}}}}}",
+            )
+        ),
+    ],
+)
+def test_the_later_recipe_wins_whether_keys_are_dotted_or_nested(first, second, expected):
+    Path("one.yaml").write_text(first)
+    Path("two.yaml").write_text(second)
+    assert collected("config=one.yaml", "config=two.yaml") == expected
 
 
 def test_mappings_that_are_neither_groups_nor_classes_are_replaced_by_recipes_and_changed_by_options():

@@ -6,7 +6,20 @@ import numpy as np
 import pytest
 import torch
 from bowls import FOUR, TWO, Assigned, Bowls, Coalitions, Regrouped, points, roll
-from parabolas import CURVES, RATE, START, OneWeight, TwoParabolas, Watched, exactly, parabolas, tiny_run, trainer
+from parabolas import (
+    CURVES,
+    RATE,
+    START,
+    OneWeight,
+    TwoParabolas,
+    Watched,
+    descend,
+    exactly,
+    number,
+    parabolas,
+    tiny_run,
+    trainer,
+)
 from tiny import TinyClients, TinyModule, digest
 
 from lightning_fl import Collaboration, ConfigurationError, FederatedTrainer
@@ -120,6 +133,16 @@ def test_fednova_s_momentum_begins_at_zero_by_default() -> None:
         run.fit(OneWeight(momentum=0.9), TwoParabolas())
         found.append(watched.weights)
     assert found[0] == found[1] == exactly(*fednova_with_momentum(4, 0.9))
+
+
+def test_fednova_s_lone_client_without_a_step_keeps_its_model() -> None:
+    class Idle(OneWeight):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+            return -1 if self.trainer.client == 1 else None
+
+    run = trainer(CollaborationGraph(budget=0), strategy=FedNova())
+    run.fit(Idle(), TwoParabolas())
+    assert [number(run.client_model(client)) for client in (0, 1)] == exactly(descend(0, START, steps=4), START)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,14 @@ from tiny import ManualModule, TinyClients, TinyModule, with_optimizer
 from torch import Tensor, nn
 
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, CollaborationGraph, DROClientSampling, SoftAveraging, TierBidding
+from lightning_fl.callbacks import (
+    Callback,
+    CollaborationGraph,
+    DROClientSampling,
+    PooledTraining,
+    SoftAveraging,
+    TierBidding,
+)
 from lightning_fl.core.cohort import Cohort, Participant
 from lightning_fl.engine.batches.client import parts_of
 from lightning_fl.engine.client import ClientUpdate
@@ -100,6 +107,7 @@ CALLBACKS: dict[str, Callable[[], Callback]] = {
     "SoftAveraging": lambda: SoftAveraging(num_models=2),
     "TierBidding": lambda: TierBidding(num_tiers=2),
     "DROClientSampling": DROClientSampling,
+    "PooledTraining": PooledTraining,
 }
 
 

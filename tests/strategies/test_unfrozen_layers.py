@@ -1,5 +1,6 @@
 """Layers that are unfrozen in the middle of a run: what strategies keep of the rounds before is zero in them."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fl import FederatedDataModule, FederatedTrainer
 from lightning_fl.callbacks import Callback, UniformSampling
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.strategies import SCAFFOLD, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedFA, FedYogi
+from lightning_fl.strategies import APFL, SCAFFOLD, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedFA, FedYogi
 
 RATE, EPOCHS, FROZEN_ROUNDS = 0.001, 2, 2
 
@@ -153,3 +154,58 @@ def test_scaffold_goes_on_with_a_control_of_zero_for_an_unfrozen_layer(cohort_si
     assert {len(cohort) for cohort in watch.cohorts} == {cohort_size}
     for found, expected in zip(watch.models, plain_scaffold(watch.cohorts), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("state", ["keep", "average"])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, partial(torch.optim.SGD, momentum=0.9)], ids=["Adam", "SGD"])
+def test_a_clients_own_model_trains_an_unfrozen_layer(kind: Any, state: Any) -> None:
+    """What its optimiser keeps is of the layers before."""
+
+    class Own(Line):
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = kind(self.parameters(), lr=RATE)
+            return optimizer
+
+    models = []
+    for rounds in (FROZEN_ROUNDS, FROZEN_ROUNDS + 2):
+        run = quiet_trainer(strategy=APFL(alpha=1.0, alpha_every="never"), max_rounds=rounds, optimizer_state=state)
+        run.fit(Own(True), Lines())
+        spans = [span for span in run.loop.flat.spans() if span.name.startswith("body")]
+        models.append([torch.cat([run.client_model(client).part(span) for span in spans]) for client in range(4)])
+    start = torch.tensor([3.0, 1.0, -2.0, 2.0, -5.0, -4.0]).double()
+    for frozen, trained in zip(*models, strict=True):
+        assert torch.equal(frozen, start)
+        assert (trained - start).abs().min() > 1e-6
+
+
+@pytest.mark.parametrize("state", ["keep", "average"])
+@pytest.mark.parametrize(
+    "kind",
+    [torch.optim.Adam, torch.optim.Rprop, partial(torch.optim.SGD, momentum=0.9)],
+    ids=["whole runs", "parameters", "SGD"],
+)
+def test_a_clients_own_model_goes_on_with_an_unfrozen_layer(kind: Any, state: Any) -> None:
+    """Alone, with nothing of the shared model in it, it is the shared model, whose optimiser is the client's."""
+
+    class Own(Line):
+        def on_train_epoch_start(self) -> None: ...
+
+        def on_train_epoch_end(self) -> None:
+            self.body.requires_grad_(self.current_epoch >= FROZEN_ROUNDS - 1)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = kind(self.parameters(), lr=RATE)
+            return optimizer
+
+    class Alone(Lines):
+        num_clients = 1
+
+    strategy = APFL(alpha=1.0, alpha_every="never")
+    run = quiet_trainer(strategy=strategy, max_rounds=FROZEN_ROUNDS + 3, local_epochs=EPOCHS, optimizer_state=state)
+    run.fit(Own(True), Alone())
+    assert run.module is not None
+    start = Line(True).state_dict()
+    for span in run.loop.flat.spans():
+        own, shared = run.client_model(0).part(span), run.models[0].part(span)
+        assert (shared - start[span.name].flatten()).abs().min() > 1e-6
+        torch.testing.assert_close(own, shared, rtol=1e-12, atol=1e-12)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import signal
 import warnings
 
 import numpy as np
@@ -13,10 +14,12 @@ from tiny import TinyClients, TinyModule, regression_set
 
 import lightning_fl
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.data import IID, Partitioned
 from lightning_fl.recipe.file import class_name
 from lightning_fl.study.advice import Results, Way, advise_on, choose, gain, suspects, title
 from lightning_fl.study.advice_runs import AdviceRecord
 from lightning_fl.study.advise import Advisor
+from lightning_fl.study.cells import make_cells
 from lightning_fl.study.intervals import paired_interval, seeds_needed
 
 CLIENTS = ("north", "south", "west")
@@ -264,7 +267,7 @@ def test_the_half_of_the_validation_data_that_chooses_is_not_seen_before(tmp_pat
 @pytest.mark.slow
 def test_from_python(tmp_path, capsys):
     """Every arm is run once; a second call runs nothing; a broken arm is left out by name."""
-    arguments = {"out": tmp_path / "out", "seeds": 2, "max_rounds": 2, "logger": False}
+    arguments = {"out": tmp_path / "out", "seeds": 2, "max_rounds": 2, "logger": False, "seed": 5}
     found = lightning_fl.advise(TinyModule(), TinyClients(), **arguments)
     assert list(found.arms) == ["fedavg", "fine-tuning", "hcct", "fedcollab", "ditto", "dpfl"]
     assert all(interval.n == 2 for interval in found.arms.values())
@@ -286,6 +289,37 @@ def test_other_data_make_other_runs(tmp_path):
     for names in ("abc", "xy", "xyz"):
         data = {name: regression_set(40, seed) for seed, name in enumerate(names)}
         assert list(lightning_fl.advise(TinyModule(), data, **arguments).clients) == list(names)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: {"partitioner": IID(num_clients=n)},
+        lambda n: {"num_samples": [n, 1]},
+        lambda n: {"module": TinyModule(learning_rate=1 / n)},
+        lambda n: {"data": Partitioned(regression_set(40, seed=1), IID(num_clients=n))},
+        lambda n: {"data": Partitioned(regression_set(40, seed=n), IID(num_clients=2))},
+    ],
+    ids=["partitioner", "num_samples", "hyper-parameters", "partitioner of the data", "samples of the data"],
+)
+def test_other_arguments_make_other_runs(tmp_path, monkeypatch, make):
+    def first_look(advisor):
+        return make_cells(advisor._study({"first-look": Way("a first look")}), advisor.out)[0].folder
+
+    monkeypatch.setattr(Advisor, "advise", first_look)  # instead of advice
+    unchanged = {"module": TinyModule(), "data": regression_set(40, seed=1), "out": tmp_path}
+    first, same, other = (lightning_fl.advise(**unchanged | make(n)) for n in (2, 2, 3))
+    assert first == same != other
+
+
+def test_a_signal_between_two_runs_interrupts(tmp_path, monkeypatch):
+    def advise(advisor):
+        advisor.signal_number = signal.SIGINT
+        return advice({"fedavg": UP})
+
+    monkeypatch.setattr(Advisor, "advise", advise)
+    with pytest.raises(KeyboardInterrupt):
+        lightning_fl.advise(TinyModule(), TinyClients(), out=tmp_path)
 
 
 @pytest.mark.parametrize(

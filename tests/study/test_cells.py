@@ -35,12 +35,15 @@ def test_a_cell_for_every_arm_place_and_seed(cells, tmp_path):
 def test_its_words_are_those_of_fit(cells, tmp_path):
     cell = named(cells, "b, data=right, seed 1")
     cell.prepare()
+    overrides = [cell.folder / f"override_{number}.yaml" for number in range(2)]
     assert cell.arguments() == [
-        *("fit", "--config", str(tmp_path / "r.yaml"), "--data.name=other"),
-        *("--config", str(cell.folder / "override_1.yaml"), '--x.y=[1, "z"]', "--seed_everything", "1"),
+        *("fit", "--config", str(tmp_path / "r.yaml")),
+        *(word for path in overrides for word in ("--config", str(path))),
+        *("--seed_everything", "1", "--trainer.seed", "1"),
         *("--trainer.default_root_dir", str(cell.folder), "--trainer.enable_progress_bar", "false"),
     ]
-    assert yaml.safe_load((cell.folder / "override_1.yaml").read_text()) == {"trainer": {"max_rounds": 2}}
+    assert [yaml.safe_load(path.read_text()) for path in overrides] == cell.layers
+    assert cell.layers == [{"data.name": "other"}, TINY["arms"]["b"]["overrides"]]
     assert json.loads((cell.folder / "cell.json").read_text()) == cell.content
 
 
@@ -135,26 +138,57 @@ def test_other_files_than_a_card_describes_make_another_cell(tmp_path, monkeypat
     assert folders[0] != folders[1]
 
 
-def test_a_run_on_a_stand_in_counts_only_while_the_data_are_not_there(tmp_path, monkeypatch):
+@pytest.fixture
+def card_file(tmp_path, monkeypatch):
+    """Where the file of a card lies, once it is written with the content that the card describes: an x."""
     card = load_card("esol")
     file = replace(card.files[0], sha256=(hashlib.sha256(b"x").hexdigest(),))
     monkeypatch.setattr("lightning_fl.study.cells.load_card", lambda name: replace(card, files=(file,)))
     monkeypatch.setenv("LIGHTNING_FL_DATA", str(tmp_path))
+    return tmp_path / file.name
 
-    def cell(**settings):
-        overrides = {"data.name": "esol", **settings}
-        return tiny_cells(tmp_path, scale="s", scales={"s": {"overrides": overrides}})[1][0]
 
-    stood_in, wanted = cell(), cell(**{"data.source": "standin"})
+def first_cell(folder, **overrides):
+    return tiny_cells(folder, scale="s", scales={"s": {"overrides": overrides}})[1][0]
+
+
+def test_a_run_on_a_stand_in_counts_only_while_the_data_are_not_there(tmp_path, card_file):
+    of_card = {"data.name": "esol"}
+    of_stand_in = of_card | {"data.source": "standin"}
+    stood_in, wanted = first_cell(tmp_path, **of_card), first_cell(tmp_path, **of_stand_in)
     finish(wanted, 0.5, source="stand-in")
     finish(stood_in, 0.5, source="stand-in")
     assert stood_in.finished().data_source == "stand-in"
-    (tmp_path / file.name).write_bytes(b"x")
-    assert cell(**{"data.source": "standin"}).finished().data_source == "stand-in"
-    again = cell()
+    card_file.write_bytes(b"x")
+    assert first_cell(tmp_path, **of_stand_in).finished().data_source == "stand-in"
+    again = first_cell(tmp_path, **of_card)
     assert (again.folder, again.finished()) == (stood_in.folder, None)
     finish(again, 0.5, version=1)
     assert again.finished().data_source == "measured"
+
+
+def killed(cell, files):
+    """What a run leaves that is killed after a round."""
+    (cell.folder / "version_0" / "checkpoints").mkdir(parents=True)
+    (cell.folder / "version_0" / "checkpoints" / "last.ckpt").touch()
+    (cell.folder / "version_0" / "splits.json").write_text(json.dumps({"files": files}))
+
+
+@pytest.mark.parametrize("files", [[], [{"file": "esol.csv"}]])
+def test_a_run_that_was_killed_on_a_stand_in_goes_on_only_while_the_data_are_not_there(tmp_path, card_file, files):
+    cell = first_cell(tmp_path, **{"data.name": "esol"})
+    killed(cell, files)
+    assert cell.resumable()
+    card_file.write_bytes(b"x")
+    again = first_cell(tmp_path, **{"data.name": "esol"})
+    assert (again.folder, again.resumable()) == (cell.folder, bool(files))
+
+
+def test_a_killed_run_on_data_of_a_package_goes_on(tmp_path):
+    assert not load_card("digits").files
+    cell = first_cell(tmp_path, **{"data.name": "digits"})
+    killed(cell, [])
+    assert cell.resumable()
 
 
 def test_only_a_whole_run_of_the_same_settings_is_done(cells):

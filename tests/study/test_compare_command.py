@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from study_tiny import record
 
 from lightning_fl.cli import main
+from lightning_fl.core.metrics import percentiles
 from lightning_fl.data.source import STAND_IN_LABEL
 
 
@@ -132,6 +134,15 @@ def test_all_files(compare, arms):
     text = Path("new/out/table.md").read_text()
     assert "**0.625 ± 0.000**" in text
     assert "- FedAvg: `runs/plain/seed_0/version_0`, `runs/plain/seed_1/version_0`" in text
+
+
+def test_of_very_many_clients_there_is_no_figure_of_each(compare, make_run):
+    """The record has the worst of them alone."""
+    worst = {f"c{number}": 0.25 for number in range(100)}
+    metric = record(worst, True) | {"percentiles": percentiles([0.25] * 100 + [0.5] * 1001)}
+    make_run("run", worst, num_clients=1101, metrics={"test": {"acc": metric}})
+    assert compare("run", "--out", "out")[0] == 0
+    assert {path.stem for path in Path("out").glob("*.svg")} == {"client_distribution_acc"}
 
 
 @pytest.mark.slow

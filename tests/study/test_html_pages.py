@@ -14,12 +14,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from processes import run
-from study_tiny import record, results_of, tiny_cells
+from study_tiny import record, results_of, tiny_cells, write_study
 
 from lightning_fl.cli import main
 from lightning_fl.core.environment import describe_environment
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study import html_pages
+from lightning_fl.study.cells import make_cells
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.html_pages import write_run_page, write_study_page
 from lightning_fl.study.intervals import paired_interval
@@ -295,6 +296,14 @@ def test_figures_are_those_that_can_be_drawn(tmp_path):
         if cell.run_folder:
             shutil.rmtree(tmp_path / "out" / cell.run_folder)
     assert len(Page(write_study_page(results, tmp_path / "out").read_text()).pictures) == 3
+
+
+def test_the_command_names_the_seeds(tmp_path):
+    study = write_study(tmp_path).with_seeds((7, 8))
+    results = StudyResults.of(study, make_cells(study, tmp_path), tmp_path, describe_environment())
+    texts = Page(write_study_page(results, tmp_path).read_text()).texts
+    (commands,) = (text for text in texts if "lightning-fl study" in text)
+    assert commands.splitlines()[-1].endswith(" study.yaml --seeds 7 8")
 
 
 def test_before_a_cell_is_done_there_is_a_page_without_figures(tmp_path):

@@ -79,6 +79,7 @@ def scaled(**scale):
         ({"arms": {"a": "r_{data}"}}, "arms.a.recipe='r_{data}': unknown axis 'data'"),
         ({"arms": {"a": {"recipe": "r", "overrides": 3}}}, "arms.a.overrides: "),
         ({"overrides": {"seed_everything": 1}}, "overrides: seed_everything "),
+        ({"overrides": {"trainer.seed": 1}}, "overrides: trainer.seed "),
         ({"overrides": {"trainer": {"default_root_dir": "x"}}}, "overrides: trainer.default_root_dir "),
         ({"overrides": {"trainer.enable_progress_bar": True}}, "overrides: trainer.enable_progress_bar "),
         ({"grid": {"data": 3}}, "grid.data: "),
@@ -173,16 +174,6 @@ def other_cell(folder, _):
     cell.prepare()
 
 
-def damaged_results(folder, _):
-    study, cells = tiny_cells(folder)
-    finish(cells[0], 0.621)
-    results = StudyResults.of(study, cells, folder / "out", {})
-    results.write(folder / "out")
-    table = folder / "out" / "results.csv"
-    table.write_text(table.read_text().replace("0.621", "x.621"))
-    StudyResults.read(folder / "out")
-
-
 def results_of_others(folder, _):
     (folder / "results.csv").write_text("arm,data,seed,status,higher_is_better\nz,left,0,done,True\n")
     StudyResults.of_table(tiny_cells(folder)[0], folder / "results.csv")
@@ -246,9 +237,17 @@ def test_refusals(tmp_path, make_run, row):
         call(tmp_path, make_run)
 
 
-def test_damaged_results(tmp_path):
-    with pytest.raises(CheckpointError, match="damaged .*x.621"):
-        damaged_results(tmp_path, None)
+@pytest.mark.parametrize(
+    ("value", "damaged", "name"), [("0.621", "x.621", "results.csv: .*x.621"), ("done", "finished", "results.csv: ")]
+)
+def test_damaged_results(tmp_path, value, damaged, name):
+    study, cells = tiny_cells(tmp_path)
+    finish(cells[0], 0.621)
+    StudyResults.of(study, cells, tmp_path / "out", {}).write(tmp_path / "out")
+    table = tmp_path / "out" / "results.csv"
+    table.write_text(table.read_text().replace(value, damaged))
+    with pytest.raises(CheckpointError, match=f"damaged .*{name}"):
+        StudyResults.read(tmp_path / "out")
 
 
 def record(**changes):

@@ -1,6 +1,8 @@
+import json
 import math
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from rich.console import Console
 from study_tiny import finish, record, results_of, tiny_cells, write_study
@@ -190,6 +192,17 @@ def test_all_is_written_and_read_back(tmp_path):
     columns = "claim,at,verdict,verdict_holm,mean,low,high,n,p_value,deviation,p_value_holm,seeds_needed,reason"
     assert (out / "claims.csv").read_text().startswith(f"{columns}\nmean")
     assert not list(out.glob(".*.tmp"))
+
+
+def test_a_table_that_pandas_wrote_is_read(tmp_path):
+    """With a cell that is not done, its numbers of rounds are 9.0."""
+    study, cells = tiny_cells(tmp_path)
+    run = finish(cells[0], 0.5)
+    current(study, cells, tmp_path).write(tmp_path / "out")
+    table = tmp_path / "out" / "results.csv"
+    pd.read_csv(table).to_csv(table, index=False)
+    recorded = json.loads((run / "summary.json").read_text())["rounds"]
+    assert [cell.rounds for cell in StudyResults.read(tmp_path / "out").cells[:2]] == [recorded, None]
 
 
 def test_other_seeds_are_read_back_too(tmp_path):

@@ -1,11 +1,12 @@
 """Three lines: an existing module, existing data, a federation."""
 
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
-from tiny import FolderSilo, TinyClients, TinyModule, regression_set, same_bits, weights_of
+from tiny import FolderSilo, TinyClients, TinyModule, quiet_trainer, regression_set, same_bits, weights_of
 from torch.utils.data import DataLoader
 
 import lightning_fl
@@ -117,3 +118,16 @@ def test_the_seed_of_a_trainer_divides_the_data_as_that_of_the_run_does(make) ->
     with seeded_as(1):
         expected = tested(make(rows))
     assert tested(make(rows), seed=1) == expected != tested(make(rows), seed=0)
+
+
+@pytest.mark.parametrize(("split_seed", "told"), [(None, ["the data stay divided by seed 0, not 1"]), (0, [])])
+def test_data_that_were_divided_by_another_seed_are_told_in_training(split_seed, told) -> None:
+    data, module = Partitioned(regression_set(30, seed=1), IID(num_clients=2), split_seed=split_seed), TinyModule()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quiet_trainer(max_rounds=1, seed=0).fit(module, data)
+        quiet_trainer(seed=1).test(module, data)
+        assert not [one for one in caught if "divided" in str(one.message)]
+        quiet_trainer(max_rounds=1, seed=1).fit(module, data)
+    found = [str(one.message).partition(":")[0] for one in caught]
+    assert [text for text in found if "divided" in text] == told

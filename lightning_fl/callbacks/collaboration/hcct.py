@@ -29,15 +29,8 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.validation import Count, Fraction, NonNegative, checked_fields, warn_beyond_end
 from lightning_fl.engine.probes.updates import update_blocks
 from lightning_fl.engine.weights.flat import Span, Weights
+from lightning_fl.functional import hcct
 from lightning_fl.functional.gram import cosine_similarities, in_order, remembered_cosines, with_cosines
-from lightning_fl.functional.hcct import (
-    Merge,
-    join_group,
-    least_merged_cosine,
-    most_discriminative_layer,
-    partition_from_gram,
-    partition_utility,
-)
 from lightning_fl.runtime.surface import TrainerSurface
 
 # Cosines of real tasks are below 0.7, even on IID data.
@@ -90,7 +83,7 @@ class HCCT(ClientClusters):
     def reset(self, num_clients: int) -> None:
         super().reset(num_clients)
         #: The last hierarchical partition, and the clients it was made of: members are positions in it.
-        self.merges: list[Merge] = []
+        self.merges: list[hcct.Merge] = []
         self.merged_clients: list[int] = []
         #: The layer whose updates are compared; ``None`` for all.
         self.compared_layer: str | None = None if self.layer == "auto" else self.layer
@@ -119,7 +112,7 @@ class HCCT(ClientClusters):
 
     def _log_least_cosine(self) -> None:
         """Log the cosine above which clients merge; warn if it hardly depends on the data."""
-        least = least_merged_cosine(self.relative_trade_off, leave_one_out=self.leave_one_out)
+        least = hcct.least_merged_cosine(self.relative_trade_off, leave_one_out=self.leave_one_out)
         option = f"relative_trade_off={self.relative_trade_off:g}"
         merged = f"two average clients merge above a cosine of {least:.3f}"
         rank_zero_info(f"HCCT: {option} is lambda={self.tradeoff:.4g}; {merged}")
@@ -145,11 +138,11 @@ class HCCT(ClientClusters):
         self._partition_tried = trainer.federation.current_round
         gram = self._over_rounds(gram, clients)
         samples = [trainer.federation.num_samples[client] for client in clients]
-        partition = partition_from_gram(gram, samples, self.tradeoff, leave_one_out=self.leave_one_out)
+        partition = hcct.partition_from_gram(gram, samples, self.tradeoff, leave_one_out=self.leave_one_out)
         old = [self.clusters[client] for client in clients]
         if self.hysteresis and max(old) >= 0:
             old = self._join_newcomers(gram, samples, old)
-            kept = partition_utility(gram, samples, self.tradeoff, old, leave_one_out=self.leave_one_out)
+            kept = hcct.partition_utility(gram, samples, self.tradeoff, old, leave_one_out=self.leave_one_out)
             stays = partition.utility - kept <= self.hysteresis * len(clients)
             trainer.log("hcct/kept", int(stays))
             if stays:
@@ -174,7 +167,7 @@ class HCCT(ClientClusters):
         unused = max(self.clusters) + 1
         for newcomer in [row for row, cluster in enumerate(clusters) if cluster < 0]:
             rows = [*known, newcomer]
-            labels = join_group(
+            labels = hcct.join_group(
                 gram[rows][:, rows],
                 [samples[row] for row in rows],
                 self.tradeoff,
@@ -213,7 +206,7 @@ class HCCT(ClientClusters):
             layer: torch.cat(list(update_blocks(trainer.loop, weights, clients, spans)), dim=1)
             for layer, spans in by_layer.items()
         }
-        return most_discriminative_layer(updates, [trainer.federation.num_samples[client] for client in clients])
+        return hcct.most_discriminative_layer(updates, [trainer.federation.num_samples[client] for client in clients])
 
     def figures(self, trainer: TrainerSurface, stage: str) -> Drawings:
         from lightning_fl.callbacks.figures.plots.coalitions import draw_merge_tree
@@ -236,7 +229,7 @@ class HCCT(ClientClusters):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.merges = [Merge(tuple(first), tuple(second), gain) for first, second, gain in state["merges"]]
+        self.merges = [hcct.Merge(tuple(first), tuple(second), gain) for first, second, gain in state["merges"]]
         self._cosines = torch.tensor(state["cosines"], dtype=torch.float64).reshape(self._cosines.shape)
         self._weights = torch.tensor(state["weights"], dtype=torch.float64).reshape(self._weights.shape)
 

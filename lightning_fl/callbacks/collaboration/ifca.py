@@ -97,6 +97,11 @@ class IFCA(ClientClusters):
         for client, models in chosen.items():
             self.clusters[client] = models[0]
             self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
+        # others as when they last took part, not as an evaluation has chosen since
+        best = self.losses.argsort(dim=1, stable=True)[:, : self.num_best]
+        shares = one_hot(best, self.num_clusters).double().mean(dim=1)
+        shares[self.losses.isnan().any(1)] = one_hot(torch.tensor(0), self.num_clusters).double()
+        trainer.federation.collaboration = Collaboration.from_shares(shares, trainer.federation.num_samples)
         loss = math.fsum(min(self._found[client]) for client in clients) / len(clients)
         trainer.log(f"{type(self).__name__.lower()}/loss", loss)
         beta = Collaboration.fedavg(trainer.federation.num_samples).aggregation[0].tolist()

@@ -24,15 +24,8 @@ from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.probes.updates import change_blocks
 from lightning_fl.engine.weights.flat import Span, Weights, inner_product, linear_combination
 from lightning_fl.engine.weights.local_parameters import spans_in
+from lightning_fl.functional import pfedgraph
 from lightning_fl.functional.gram import gram_matrix
-from lightning_fl.functional.pfedgraph import (
-    centre_terms,
-    collaboration_weights,
-    mean_cosine,
-    placed_rows,
-    pull_terms,
-    thresholded_cosines,
-)
 from lightning_fl.runtime.surface import TrainerSurface
 
 #: Name of the client store of z_i.
@@ -98,7 +91,7 @@ class PFedGraph(Callback):
             self._spans = trainer.loop.averaged_spans()
         if self._centre is None:
             return
-        a, b = pull_terms(
+        a, b = pfedgraph.pull_terms(
             inner_product(self._centre, weights, self._spans), inner_product(weights, weights, self._spans)
         )
         for dtype, vector in gradient.floating():
@@ -108,14 +101,13 @@ class PFedGraph(Callback):
     def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
         clients = list(weights)
         learned = change_blocks(list(weights.values()), self._initial, self._compared(trainer))
-        cosines = thresholded_cosines(gram_matrix(learned).cpu(), self.threshold)
-        rows = collaboration_weights(
-            cosines, [trainer.federation.num_samples[client] for client in clients], self.alpha
-        )
+        cosines = pfedgraph.thresholded_cosines(gram_matrix(learned).cpu(), self.threshold)
+        samples = [trainer.federation.num_samples[client] for client in clients]
+        rows = pfedgraph.collaboration_weights(cosines, samples, self.alpha)
         trainer.log("pfedgraph/own", float(rows.diagonal().mean()))
-        trainer.log("pfedgraph/cosine", mean_cosine(cosines))
+        trainer.log("pfedgraph/cosine", pfedgraph.mean_cosine(cosines))
         self._keep_centres(trainer, clients, rows)
-        return Collaboration(placed_rows(rows, clients, trainer.num_clients))
+        return Collaboration(pfedgraph.placed_rows(rows, clients, trainer.num_clients))
 
     def _keep_centres(self, trainer: TrainerSurface, clients: Sequence[int], rows: Tensor) -> None:
         """Store z_i of the hosted among n participants, by their rows of A [n, n]; count the last ones' download."""
@@ -126,7 +118,7 @@ class PFedGraph(Callback):
         norms = [inner_product(model, model, spans) ** 0.5 for model in models]
         for client, model, row in zip(clients, models, rows.tolist(), strict=True):
             if client in trainer.hosted_clients:
-                terms = [(weight, models[place]) for place, weight in centre_terms(row, norms)]
+                terms = [(weight, models[place]) for place, weight in pfedgraph.centre_terms(row, norms)]
                 store[client] = linear_combination(model, terms, spans).state_dict()
         received = sorted(self._pulled.intersection(trainer.round.reports))  # received with the model
         trainer.federation.communication.add(dict.fromkeys(received, trainer.federation.communication.model_bytes), {})

@@ -55,6 +55,7 @@ class LabelNoise(Callback):
     """
 
     several = True  # different noise on different clients
+    traits = ("own_samples",)
 
     std: NonNegative = 0.5
     probability: Fraction = 0.3
@@ -66,8 +67,7 @@ class LabelNoise(Callback):
     def noisy_clients(self, seed: int, num_clients: int) -> list[int]:
         """Noisy clients, ascending."""
         if self.clients is not None:
-            outside = [client for client in self.clients if not 0 <= client < num_clients]
-            if outside:
+            if not set(self.clients) <= set(range(num_clients)):
                 raise ConfigurationError(f"LabelNoise.clients={self.clients}: clients are 0..{num_clients - 1}.")
             return sorted(set(self.clients))
         count = math.floor(num_clients * self.client_share + 0.5)

@@ -84,7 +84,9 @@ class LocalMixup(Callback):
         def step(targets: Tensor) -> STEP_OUTPUT:
             mixed = with_batch_targets(batch, targets, self.target_key)
             if not unmixed and is_graph(batch) and "y_bound" in batch:
-                mixed = _with_bounds(mixed, partners, self.target_key)
+                own, other = batch.y_bound, batch.y_bound.index_select(0, partners)
+                mixed = with_batch_targets(batch, targets.masked_fill(own * other < 0, torch.nan), self.target_key)
+                mixed.y_bound = (own + other).sign()  # of a copy
             with nullcontext() if submodule is None else _mixed_output(submodule, partners, gamma):
                 return compute(mixed)
 
@@ -117,14 +119,6 @@ def _mixed_output(submodule: nn.Module, partners: Tensor, gamma: float | Tensor)
         yield
     if times != 1:
         raise ConfigurationError(f"LocalMixup.layer: the submodule ran {times} times in a step. Choose another one.")
-
-
-def _with_bounds(batch: Any, partners: Tensor, key: str | None) -> Any:
-    """Set the bounds of mixed targets; ``batch`` has those of one partner."""
-    own, other = batch.y_bound, batch.y_bound.index_select(0, partners)
-    mixed = with_batch_targets(batch, batch_targets(batch, key).masked_fill(own * other < 0, torch.nan), key)  # a copy
-    mixed.y_bound = (own + other).sign()
-    return mixed
 
 
 def _weighted(first: STEP_OUTPUT, second: STEP_OUTPUT, gamma: float) -> STEP_OUTPUT:

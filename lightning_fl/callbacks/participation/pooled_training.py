@@ -19,16 +19,19 @@ class PooledTraining(Callback):
     Works for one table or data set that is partitioned among clients, not for silos.
 
     Raises:
-        ConfigurationError: at the start of a run, the data cannot be pooled, or another callback would take all
-            training samples for those of the first client.
+        ConfigurationError: at the start of a run, the data cannot be pooled, or another callback or strategy would take
+            all training samples for those of the first client.
     """
 
     method_name = "pooled training"
     role = "collaboration"
+    traits = ("pooled",)
 
     def setup(self, trainer: Any, stage: str) -> None:
-        for name in (type(other).__name__ for other in trainer.callbacks if "own_samples" in other.traits):
-            raise ConfigurationError(f"PooledTraining with {name}: all training samples are one client's; remove one.")
+        for one in trainer.callbacks:
+            if {"own_samples", "personal_layers"}.intersection(one.traits):
+                what = f"PooledTraining with {type(one).__name__}"
+                raise ConfigurationError(f"{what}: all training samples are one client's; remove one.")
         trainer.datamodule.pool_training(True)
 
     def teardown(self, trainer: Any, stage: str) -> None:

@@ -125,5 +125,6 @@ class FineTuning(Callback):
         own = {} if trainer.callback(BestClientModels) is None else trainer.client_store("best_models")
         own = {client: Weights.from_state_dict(of["weights"], trainer.fabric.device) for client, of in own.items()}
         checkpoint = trainer.callback(ModelCheckpoint)
-        best = None if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
+        stores = {name: of for name, of in trainer.federation.client_stores.items() if name != FINAL_MODELS}
+        best = None if checkpoint is None else checkpoint.kept(trainer, stores)
         return {client: own.get(client) or trainer.loop.client_model(client, best) for client in clients}

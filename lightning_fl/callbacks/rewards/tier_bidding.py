@@ -135,12 +135,17 @@ class TierBidding(PersonalMixtures):
             raise ConfigurationError(f"TierBidding.policies of {sorted(self.policies)}: clients are 0..{count - 1}.")
         self._scores(trainer, self.bid_split)  # raises for a module without validation
         check_samples(trainer.loop, "TierBidding.bid_split", self.bid_split)
+        trainer.federation.collaboration = self._in_training(trainer)
+
+    def _in_training(self, trainer: TrainerSurface) -> Collaboration:
+        """All clients alike: states of tiers depend neither on evaluations nor on who trained last."""
         beta = Collaboration.fedavg(trainer.federation.num_samples).aggregation
-        uniform = torch.full((count, self.num_tiers), 1 / self.num_tiers, dtype=torch.float64)
-        trainer.federation.collaboration = Collaboration(beta.expand(self.num_tiers, -1), uniform)
+        uniform = torch.full((trainer.num_clients, self.num_tiers), 1 / self.num_tiers, dtype=torch.float64)
+        return Collaboration(beta.expand(self.num_tiers, -1), uniform)
 
     def select_clients(self, trainer: TrainerSurface) -> Cohort:
         """Collect bids and select the clients of every tier; selected bidders pay."""
+        self._evaluated, trainer.federation.collaboration = trainer.federation.collaboration, self._in_training(trainer)
         present = list(trainer.active_clients)
         tiers = range(self.num_tiers)
         if self.ledger is not None:
@@ -189,11 +194,11 @@ class TierBidding(PersonalMixtures):
         if self.ledger is not None:
             trainer.log("tokens/unaffordable", sum(map(len, self._unaffordable.values())))
             self._settle(trainer, self.ledger, accuracies)
-        aggregation = trainer.federation.collaboration.aggregation.clone()
+        aggregation = self._evaluated.aggregation.clone()
         for tier, of_tier in shares.items():
             aggregation[tier] = 0.0
             aggregation[tier, list(of_tier)] = torch.tensor(list(of_tier.values()), dtype=torch.float64)
-        trainer.federation.collaboration = Collaboration(aggregation, trainer.federation.collaboration.personalisation)
+        trainer.federation.collaboration = Collaboration(aggregation, self._evaluated.personalisation)
         self.set_mixtures_where_evaluated(trainer, mixtures)
         self.rounds.append(
             TierRound(

@@ -103,8 +103,7 @@ class ColumnDivision(_GivenDivision):
 
     def read(self, dataset: Dataset, identities: Sequence[str] | None) -> Sequence[str]:
         texts = read_texts(dataset, self.column, "ColumnDivision", gaps="" in self._part_of)
-        unknown = sorted({text for text in texts if text.lower() not in self._part_of})
-        if unknown:
+        if unknown := sorted({text for text in texts if text.lower() not in self._part_of}):
             values, known = listed(list(map(repr, unknown)), 10), listed(list(filter(None, self._part_of)))
             what = f"ColumnDivision.column={self.column!r} has unknown values {values}; known are {known}"
             raise DataError(f"{what}. Add the others to train, val, test or leave_out.")
@@ -141,8 +140,7 @@ class ListDivision(_GivenDivision):
         if absent and (self.unlisted == "refuse" or len(absent) == len(set(ids))):
             count = f"{len(absent)} of the {what}, such as {listed(absent, 5)}"
             raise DataError(f"{path} lacks {count}: add them, give another id_column, or set unlisted: leave_out.")
-        spare = sorted(set(part_of) - set(ids))
-        if spare:
+        if spare := sorted(set(part_of) - set(ids)):
             rank_zero_warn(f"{path} has {len(spare)} entries that are not among the {what}: {listed(spare, 5)}.")
         return self._note_missing([part_of.get(name, "") for name in ids], str(path))
 
@@ -151,8 +149,7 @@ def _read_lists(path: Path) -> dict[str, str]:
     if path.name.endswith((".csv", ".csv.gz")):
         frame = read_text_table(path)
         require_columns(frame, ["id", "split"], str(path))
-        empty = frame["id"].isna() | frame["split"].isna()
-        if empty.any():
+        if (empty := frame["id"].isna() | frame["split"].isna()).any():
             raise DataError(f"{path}: {int(empty.sum())} rows, the first {frame.index[empty][0]}, lack id or split.")
         pairs = list(zip(frame["id"], frame["split"], strict=True))
     else:

@@ -77,8 +77,7 @@ class MoleculeNet(_CardModule):
 
     def _open_table(self, *, allow_download: bool) -> OpenedData:
         find = partial(find_file, self.card, data_root=self.data_root, allow_download=allow_download)
-        found = real_or_standin(self.card, self.source_choice, find)
-        if found is not None:
+        if (found := real_or_standin(self.card, self.source_choice, find)) is not None:
             return self._open_file(found, self.card, select=self.select)
         from lightning_fl.data.molecules.standin import make_standin
 

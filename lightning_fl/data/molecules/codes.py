@@ -65,8 +65,7 @@ _ATOM_GETTERS: tuple[Callable[[Atom], int], ...] = (
 
 def _table(codes: dict[Any, int], other: int) -> NDArray[np.uint8]:
     table = np.full(256, other, dtype=np.uint8)
-    for value, code in codes.items():
-        table[int(value)] = code
+    table[list(map(int, codes))] = list(codes.values())
     return table
 
 

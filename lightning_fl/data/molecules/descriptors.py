@@ -63,8 +63,7 @@ def compute_descriptors(smiles: Iterable[str], kind: FeatureName) -> Tensor:
 def clean_descriptors(values: Tensor, kind: FeatureName) -> Tensor:
     """Make descriptors [n, F_kind] usable by a model: float32, 0 where there is no finite number, clamped to 1e9."""
     values = values.float()
-    unknown = ~values.isfinite()
-    if unknown.any():
+    if (unknown := ~values.isfinite()).any():
         names = [name for name, found in zip(descriptor_names(kind), unknown.any(0).tolist(), strict=True) if found]
         unknown_of = f"{int(unknown.any(1).sum())} of {len(values)} molecules have no finite value of {len(names)}"
         rank_zero_info(f"features {kind}: {unknown_of} descriptors ({listed(names, 5)}); 0 is used instead.")

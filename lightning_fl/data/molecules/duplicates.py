@@ -119,11 +119,10 @@ def merge_duplicates(
     for row, name in enumerate(identities):
         key: Hashable = row if name is None else (name, *(table.columns[column][row] for column in within))
         rows_of.setdefault(key, []).append(row)
-    kept = [rows[0] for rows in rows_of.values()]
     several = [(place, rows) for place, rows in enumerate(rows_of.values()) if len(rows) > 1]
     if not several:
         return table
-    merged = table.take(kept)
+    merged = table.take([rows[0] for rows in rows_of.values()])
     for column in range(table.targets.shape[1]):
         if how != "merge_majority":
             _refuse_conflicts(table, column, several, how)

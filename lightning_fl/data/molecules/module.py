@@ -150,7 +150,7 @@ class MoleculeDataModule(SharedDataModule):
         if self.graphs == "chemprop":
             raise ConfigurationError("graphs='chemprop': a new client's file can only be read with graphs='pyg'.")
         targets, units = record["target_names"], record["target_units"]
-        return self._dataset_of(self._read(existing_file(path), targets=targets, units=units))
+        return self._dataset_of(self._read(existing_file(path), targets=targets, units=units, may_be_empty=True))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
         from lightning_fl.data.molecules.dataset import MoleculeDataset, unlabelled_molecules

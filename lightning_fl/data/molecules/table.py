@@ -85,6 +85,7 @@ def read_table(
     select: Mapping[str, str] | None = None,
     censored: bool = False,
     transforms: Mapping[str, TargetTransform] | None = None,
+    may_be_empty: bool = False,
 ) -> MoleculeTable:
     """Read a file of molecules.
 
@@ -101,6 +102,7 @@ def read_table(
         select: column -> value that rows must have there.
         censored: allow bounds such as "> 99.5" as targets.
         transforms: target -> transform of its values.
+        may_be_empty: allow targets without any value.
     """
     if targets is not None and (not targets or len(units) != len(targets)):
         given = f"targets={list(targets)!r}, units={list(units)!r}"
@@ -123,7 +125,7 @@ def read_table(
         if not targets:
             raise DataError(f"{path} has no column with values to predict besides {', '.join(sorted(others))}.")
         units = [str(units)] * len(targets)
-    read = [_read_target(frame[name], path, censored, (transforms or {}).get(name)) for name in targets]
+    read = [_read_target(frame[name], path, censored, (transforms or {}).get(name), may_be_empty) for name in targets]
     bounds = torch.stack([bound for _, bound in read], dim=1)
     return MoleculeTable(
         smiles=[value or "" for value in frame[smiles]],
@@ -163,7 +165,7 @@ def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":
 
 
 def _read_target(
-    column: "pd.Series", path: Path, censored: bool, transform: TargetTransform | None
+    column: "pd.Series", path: Path, censored: bool, transform: TargetTransform | None, may_be_empty: bool
 ) -> tuple[Tensor, Tensor]:
     """Read a target column as numbers and bounds, both float32 ``[n]``."""
     place = f"{path}, target column {column.name!r}"
@@ -181,7 +183,7 @@ def _read_target(
         numbers, bounds = transform.values(numbers), bounds * transform.sign
     what = f"are above {_LARGEST:g}, where float32 cannot hold their squares"
     refuse_values(column[numbers.abs() > _LARGEST], place, what, "Choose a smaller unit")
-    if numbers.isna().all():
+    if numbers.isna().all() and not may_be_empty:
         raise DataError(f"{place} is empty: choose another column.")
     return torch.from_numpy(numbers.to_numpy(copy=True)).float(), bounds
 

@@ -142,8 +142,7 @@ class FromFile(Partitioner):
         self, datasets: Mapping[Split, Dataset], fractions: Sequence[float], seed: int
     ) -> dict[Split, list[Tensor]]:
         file = self._splits
-        own = {split for split, part in file.parts.items() if split == part}
-        if own != set(datasets):
+        if (own := {split for split, part in file.parts.items() if split == part}) != set(datasets):
             parts = f"{listed(sorted(own))}, not {listed(sorted(datasets))}"
             raise DataError(f"{file.place} is for data with the parts {parts}: give the data as in that run.")
         index_of = {part: _index_of(dataset, file) for part, dataset in datasets.items()}
@@ -164,8 +163,7 @@ def _index_of(dataset: Any, file: SplitFile) -> dict[int, int]:
 
 
 def _indices(rows: Sequence[int], index_of: Mapping[int, int], file: SplitFile) -> Tensor:
-    absent = [str(row) for row in rows if row not in index_of]
-    if absent:
+    if absent := [str(row) for row in rows if row not in index_of]:
         what = f"{len(absent)} {'rows' if file.by_rows else 'samples'} that the data do not have"
         raise DataError(f"{file.place} names {what}: {listed(absent, 5)}. Read the data as in that run.")
     return torch.tensor([index_of[row] for row in rows], dtype=torch.long).sort().values

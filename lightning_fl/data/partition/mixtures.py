@@ -199,10 +199,8 @@ def largest_mixture(
     rounding, the numbers needed do not always grow with the size. 0 if there is none.
     """
     limit = torch.tensor(available)
-    for size in range(sum(available) // len(shares), 0, -1):
-        if (_needed(size, shares, fractions, inverted) <= limit).all():
-            return size
-    return 0
+    sizes = range(sum(available) // len(shares), 0, -1)
+    return next((size for size in sizes if (_needed(size, shares, fractions, inverted) <= limit).all()), 0)
 
 
 def by_mixture(

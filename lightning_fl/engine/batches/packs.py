@@ -171,9 +171,7 @@ class PackedBatches(ClientBatches):
 
     def attribute(self, name: str, seed_path: tuple[int | str, ...]) -> Tensor:
         values = self.pack.attribute(name)
-        if values is None:
-            return super().attribute(name, seed_path)
-        return self._own(values)
+        return super().attribute(name, seed_path) if values is None else self._own(values)
 
     def _own(self, values: Tensor) -> Tensor:
         return values if self._indices is None else values.index_select(0, to_device(self._indices, values.device))

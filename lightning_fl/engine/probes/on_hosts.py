@@ -57,7 +57,6 @@ def check_validation_data(loop: LocalLoop, owner: str) -> None:
 def check_samples(loop: LocalLoop, argument: str, split: Split) -> None:
     """Refuse data with a client without samples in a split. Every rank must call it."""
     count = loop.processes.num_clients
-    missing = clients_without(loop, split, range(count))
-    if missing:
+    if missing := clients_without(loop, split, range(count)):
         lack = f"{len(missing)} of {count} clients have no such data (the first is {missing[0]})"
         raise ConfigurationError(f"{argument}={split!r}: {lack}; set it to train.")

@@ -48,8 +48,7 @@ def _pooled(values: Mapping[int, Tensor], processes: Processes) -> tuple[Tensor,
     count = torch.stack([count for count, _ in first.values()]).sum(0)
     mean = torch.stack([total for _, total in first.values()]).sum(0) / count
     second = processes.exchange({client: ((y - mean) ** 2).nansum(0) for client, y in values.items()})
-    variance = torch.stack(list(second.values())).sum(0) / count
-    return count, mean, variance.sqrt()
+    return count, mean, (torch.stack(list(second.values())).sum(0) / count).sqrt()
 
 
 def target_summaries(

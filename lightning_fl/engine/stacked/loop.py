@@ -192,8 +192,7 @@ class StackedLoop:
             if loss is None or loss.ndim:
                 got = "None" if loss is None else f"a loss of shape {tuple(loss.shape)}"
                 raise TrainingError(f"{what} returned {got}: return one number for each batch. {_INSTEAD}")
-            replaced = [name for name, value in given.items() if values[name] is not value]
-            if replaced:
+            if replaced := [name for name, value in given.items() if values[name] is not value]:
                 name = replaced[0].removeprefix("module.")
                 raise ConfigurationError(f"{what} assigns a new tensor to {name!r}: use copy_. {_INSTEAD}")
             return loss, [entry.value for entry in self._view.logged]

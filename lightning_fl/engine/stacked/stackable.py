@@ -37,8 +37,7 @@ def refuse_unstackable(loop: LocalLoop) -> None:
     found = [*_of_the_run(loop), *_of_the_data(loop)]
     if loop.module.automatic_optimization:
         found += _of_the_optimizer(loop)
-    reasons = [reason for of_rank in loop.processes.of_ranks(found) for reason in of_rank]
-    if reasons:
+    if reasons := [reason for of_rank in loop.processes.of_ranks(found) for reason in of_rank]:
         option = f"trainer.stacked_clients={loop.settings.stacked_clients}"
         what = f"the clients of {type(loop.module).__name__} at once: {'; '.join(dict.fromkeys(reasons))}"
         raise ConfigurationError(f"{option} cannot train {what}. Set trainer.stacked_clients=1.")
@@ -48,8 +47,7 @@ def _of_the_run(loop: LocalLoop) -> Iterator[str]:
     settings, precision = loop.settings, loop.module_trainer.precision_plugin.plugin
     if not loop.module.automatic_optimization:
         yield "it optimises manually"
-    hooks = [name for name in _HOOKS_OF_A_TURN if loop.overridden(name)]
-    if hooks:
+    if hooks := [name for name in _HOOKS_OF_A_TURN if loop.overridden(name)]:
         yield f"it overrides {', '.join(hooks)}"
     for callback in loop.callback_states.callbacks.values():
         yield f"its callback {type(callback).__name__} has a state"

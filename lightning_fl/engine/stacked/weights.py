@@ -72,8 +72,7 @@ class _StackedRun:
         for part, begin, end in zip(parts, self.run.begins, ends, strict=True):
             flat = part.reshape(len(part), -1)
             pieces.append(flat)
-            gap = end - begin - flat.shape[1]
-            if gap:
+            if gap := end - begin - flat.shape[1]:
                 pieces.append(flat.new_zeros(len(flat), gap))
         return torch.cat(pieces, dim=1)
 
@@ -261,8 +260,7 @@ class StackedCorrection:
         for run, (gradient, present, outside) in enumerate(zip(gradients, weights, self._outside, strict=True)):
             others = [gradient[:, columns].clone() for columns in outside]
             for number, rows in enumerate(self._groups):
-                active = [row for row in rows if row < len(gradient)]
-                if active:
+                if active := [row for row in rows if row < len(gradient)]:
                     self._correct_(number, run, active, gradient, present)
             for columns, values in zip(outside, others, strict=True):
                 gradient[:, columns] = values

@@ -35,8 +35,7 @@ class CallbackStates:
 
     def __init__(self, module_trainer: ModuleTrainer, flat: FlatModule, federation: Federation) -> None:
         self._trainer, self._flat, self._federation = module_trainer, flat, federation
-        watching = module_trainer.watching
-        found = {id(callback): callback for hook in OF_STATE for callback in watching.get(hook, ())}
+        found = {id(callback): callback for hook in OF_STATE for callback in module_trainer.watching.get(hook, ())}
         self.callbacks: dict[str, Any] = {
             f"{n} {one.state_key}": one for n, one in enumerate(found.values()) if not is_of_run(one)
         }

@@ -10,6 +10,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch.loops.utilities import _verify_dataloader_idx_requirement
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning_utilities.core.apply_func import apply_to_collection
 
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_private import eval_mode
@@ -132,7 +133,7 @@ class Evaluator:
         outputs: list[list[Any]] = [[] for _ in batches.loaders]
         self._services.flat.load(weights)
         for number, output in self._turn(client, batches, split, "predict", read=None, keep=False):
-            outputs[number].append(move_data_to_device(output, "cpu"))
+            outputs[number].append(apply_to_collection(move_data_to_device(output, "cpu"), torch.Tensor, torch.clone))
         return outputs if len(outputs) > 1 else outputs[0]
 
     def _turn(
@@ -203,8 +204,7 @@ class Evaluator:
         services = self._services
         if services.settings.check_val_every_n_rounds and self.evaluates("val"):
             for client in services.processes.panel:
-                batches = services.batches(client, "val")
-                if batches is not None:
+                if (batches := services.batches(client, "val")) is not None:
                     self._check_loaders("validation", len(batches.loaders))
 
     def _check_loaders(self, word: str, num_loaders: int) -> None:

@@ -153,8 +153,7 @@ class FlatOptimizer:
         """Return the state to the optimiser, as if it had taken the steps itself."""
         for runs in self._groups:
             for run in runs:
-                state = self._twin.state.get(run.flat)
-                if state:
+                if state := self._twin.state.get(run.flat):
                     if self._fused:
                         state = settle_steps_(dict(state), torch.device("cpu"), torch.get_default_dtype())
                     self._optimizer.state.update(zip(run.parameters, run.split(state), strict=True))
@@ -258,20 +257,22 @@ class SecondOptimizer:
         self._settings = settings
         shared = {(span.dtype, span.begin): span for span in turn.spans}
         whole = is_elementwise(self._first)  # then adjacent parameters are stepped as one
+        kept = turn.kept.get(self.key, {})
+        kept = kept if isinstance(kept, dict) else {}  # older checkpoints have a list
         self._groups: list[list[tuple[Place, nn.Parameter]]] = []
         for group in self._first.param_groups:
             places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
             own = [(shared[at[:2]], shape) for at, shape in places if at is not None and at[:2] in shared]
+            runs = merge_spans([span for span, _ in own])
             parts: list[tuple[Place, torch.Size | None]]
-            if whole:
-                parts = [(run, None) for run in merge_spans([span for span, _ in own])]
-            else:
+            if whole and (not kept or all(_key(run) in kept for run in runs)):
+                parts = [(run, None) for run in runs]
+            else:  # so are the states of a run whose neighbours hooks have unfrozen since
                 parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
             self._groups.append([(place, nn.Parameter(_part(turn.kept[name], place, shape))) for place, shape in parts])
         self._parameters = [parameter for own in self._groups for _, parameter in own]
         self._twin = copy.copy(self._first)  # keeps its class and settings
-        kept = zip(self._parameters, turn.kept.get(self.key, []), strict=False)
-        states = ((parameter, _moved_state(parameter, state, self._first)) for parameter, state in kept)
+        states = ((one, _kept_state(place, one, kept, self._first)) for place, one in chain(*self._groups))
         self._twin.state = defaultdict(dict, states)
         self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
 
@@ -286,17 +287,30 @@ class SecondOptimizer:
                 nn.utils.clip_grad_norm_(self._parameters, clip)
         step_twin(self._twin, self._first)
 
-    def state(self) -> list[dict[str, Any]]:
-        return [dict(self._twin.state[parameter]) for parameter in self._parameters]
+    def state(self) -> dict[str, dict[str, Any]]:
+        """The state of every run or parameter, by its place."""
+        return {_key(place): dict(self._twin.state[parameter]) for place, parameter in chain(*self._groups)}
 
 
-def _moved_state(parameter: nn.Parameter, kept: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """Move a parameter's state from the host to its device, except for steps that the optimiser counts on the host."""
+def _key(place: Place) -> str:
+    return f"{place.dtype} {place.begin} {place.end}"
+
+
+def _kept_state(place: Place, parameter: nn.Parameter, kept: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A parameter's state, also as part of a run, moved to its device, except for steps counted on the host."""
     counts_there = any(group.get("capturable") or group.get("fused") for group in optimizer.param_groups)
-    return {
-        name: value.to(parameter.device) if isinstance(value, Tensor) and (name != "step" or counts_there) else value
-        for name, value in kept.items()
-    }
+    for key, state in kept.items():
+        dtype, begin, end = key.split()
+        if dtype != str(place.dtype) or not int(begin) <= place.begin < place.end <= int(end):
+            continue
+        found = copy.deepcopy(state)  # of each part of a run its own
+        for name, value in found.items():
+            if isinstance(value, Tensor) and (name != "step" or counts_there):
+                if key != _key(place) and value.ndim:
+                    value = value[place.begin - int(begin) : place.end - int(begin)].view(parameter.shape)
+                found[name] = value.to(parameter.device)
+        return found
+    return {}
 
 
 def _part(weights: Weights, place: Place, shape: torch.Size | None) -> Tensor:

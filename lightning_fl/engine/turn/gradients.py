@@ -213,8 +213,7 @@ class HeldOutLoss:
                 if batch is None:
                     continue
                 trainer.collector.begin_step(batch, size)
-                loss = loop.loss(loop.step("training_step", batch, index))
-                if loss is not None:
+                if (loss := loop.loss(loop.step("training_step", batch, index))) is not None:
                     yield loss, trainer.collector.step_size()
 
     @contextmanager

@@ -256,7 +256,8 @@ class LocalLoop(TurnServices):
         name = f"training for {purpose}"
         state = ClientState(**turn.kept.get(name, {}))
         start = self.with_personal_layers(turn, start)
-        trained = self.train_aside(turn.client, start, purpose, work, state, correct_)
+        draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"  # one client's of a round differ
+        trained = self.train_aside(turn.client, start, draws, work, state, correct_)
         turn.kept[name] = state.state_dict()
         return trained
 

@@ -67,8 +67,7 @@ class MetricStates:
                 _put(self.metrics[name], state)
                 self._owner = None
         yield
-        reset = {name for name in kept if not self._changed(name, self.metrics[name])}
-        if reset:
+        if reset := {name for name in kept if not self._changed(name, self.metrics[name])}:
             store = self._federation.client_store(_STORE)
             for client, states in store.items():
                 store[client] = {name: state for name, state in states.items() if name not in reset}
@@ -105,9 +104,7 @@ def _state(metric: Metric) -> _State:
 
 
 def _put(metric: Metric, state: _State) -> None:
-    own = vars(metric)
-    for key, value in state.items():
-        own[key] = _copied(value, metric.device)
+    vars(metric).update({key: _copied(value, metric.device) for key, value in state.items()})
     metric._computed = metric._forward_cache = None
 
 

@@ -261,8 +261,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         loader = self._factory.loader(self.client, split)
         draws = getattr(loader, "generator", None)
         if isinstance(draws, torch.Generator) and isinstance(self._factory.batches(self.client, split), PackedBatches):
-            path = (self._settings.seed, self.current_round, self.client, f"{split} loader")
-            draws.manual_seed(derive_seed(*path))
+            draws.manual_seed(derive_seed(self._settings.seed, self.current_round, self.client, f"{split} loader"))
         return loader
 
     def loader_of(self, word: str) -> Any:

@@ -218,8 +218,7 @@ class Optimization:
             }
             if list(made) == [tuple(names) for names in groups]:
                 continue
-            missing = [name for names in groups for name in names if name not in own]
-            if missing:
+            if missing := [name for names in groups for name in names if name not in own]:
                 what = f"the client's optimiser has a state of the parameter '{missing[0]}', which the module lacks"
                 raise ConfigurationError(f"{what}: create it before training starts, in every run.")
             optimizer.param_groups.clear()

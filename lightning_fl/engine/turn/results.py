@@ -76,9 +76,7 @@ class LogCollector(ResultCollection):
         """Samples of the present step: the ``batch_size`` of the first logged loss, else value, else the batch's."""
         if self._size_of_loss is not None:
             return self._size_of_loss
-        if self._sizes:
-            return self._sizes[0]
-        return self._current_batch_size(needed=False)
+        return self._sizes[0] if self._sizes else self._current_batch_size(needed=False)
 
     def begin_loader(self, number: int | None) -> None:
         """Begin one of several loaders, or end the last (``None``), whose metrics are computed and go on counting."""
@@ -129,12 +127,13 @@ class LogCollector(ResultCollection):
         on_step: bool,
         on_epoch: bool,
         reduce_fx: str | Callable[[Tensor], Any],
-        batch_size: int | None,
+        batch_size: float | None,
         add_dataloader_idx: bool = True,
         **_: Any,
     ) -> None:
         """Keep one value. The signature is that of Lightning's result collection; other arguments have no effect."""
         if batch_size is not None:
+            batch_size = float(batch_size)  # it may be a tensor
             self._sizes.append(batch_size)
             if self._size_of_loss is None and "loss" in name.lower():
                 self._size_of_loss = batch_size

@@ -56,7 +56,7 @@ class Schedulers:
         if config.monitor in known:
             return float(known[config.monitor])
         every = self._settings.check_val_every_n_rounds
-        if every and self._federation.current_round < every:
+        if every and "val" not in self._federation.metrics:
             return None  # no validation yet
         text = f"the scheduler monitors {config.monitor!r}, which is not logged: choose one of {sorted(known)}."
         if config.strict:

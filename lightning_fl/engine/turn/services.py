@@ -118,15 +118,12 @@ class TurnServices:
         """Load weights into the module, with the client's personal layers if ``own``."""
         self.flat.load(weights)
         personal = self.federation.personal
-        if personal is not None and own:
-            values = self.federation.personal_layers.get(client)
-            if values is not None:
-                personal.insert_(self.flat.weights, values)
+        if personal is not None and own and (values := self.federation.personal_layers.get(client)) is not None:
+            personal.insert_(self.flat.weights, values)
 
     def refuse_new(self, where: str, client: int | None = None) -> None:
         """Refuse parameters and buffers that were created while clients already train."""
-        new = self.flat.new_tensors()
-        if new:
+        if new := self.flat.new_tensors():
             where += "" if client is None else f" of {self.name_of(client)}"
             what = f"{', '.join(map(repr, new))} appeared {where}, after training started"
             raise TrainingError(f"{what}: create it in __init__, configure_model, on_fit_start or on_train_start.")
@@ -261,6 +258,6 @@ def turn_report(
             what = f"the training loss is {value} at local batch {number} of {len(losses)}"
             raise TrainingError(f"{what}. Lower the learning rate, set trainer.gradient_clip_val, or check the data.")
     if losses:
-        mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / sum(sizes)
+        mean = math.fsum(value * size for value, size in zip(losses, sizes, strict=True)) / (sum(sizes) or math.nan)
         metrics.setdefault("train/loss", LoggedValue(mean, float(sum(sizes)), higher_is_better=False))
     return ClientReport(num_samples, num_steps, metrics)

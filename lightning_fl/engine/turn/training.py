@@ -84,8 +84,7 @@ class TrainingLoop:
         if changes and not federation.current_round:
             federation.adopt(flat)
         services.read_module()
-        missing = flat.missing()
-        if missing:
+        if missing := flat.missing():
             what = f"the checkpoint has '{missing[0]}', which the module lacks after on_train_start"
             raise ConfigurationError(f"{what}: use the checkpoint of a run with the same model.")
         if "check_optimizers" in self.own_steps:
@@ -212,13 +211,13 @@ class TrainingLoop:
                     losses.append(loss.detach())
                     sizes.append(collector.step_size())
                 if not left_out and overridden("on_train_batch_end"):
-                    outputs = _batch_outputs(output, length.accumulate)
-                    call("on_train_batch_end", outputs, whole, index)
+                    call("on_train_batch_end", _batch_outputs(output, length.accumulate), whole, index)
                 progress.increment_completed()
                 if stepping and own:
                     for hook in self._after_step:
                         hook(client, trainer.global_step - state.global_step)
             trainer.fit_loop.epoch_progress.increment_processed()
+            collector.begin_step(None, None)
             if overridden("on_train_epoch_end"):
                 self.optimization.show_state()
                 call("on_train_epoch_end")
@@ -348,8 +347,7 @@ class TrainingLoop:
             for index, (batch, size) in enumerate(chosen):
                 batch = services.move(batch, batches.on_device, client)
                 trainer.collector.begin_step(batch, size)
-                loss = services.loss(self.training_output(batch, index, generators))
-                if loss is not None:
+                if (loss := services.loss(self.training_output(batch, index, generators))) is not None:
                     losses.append(loss.detach())
                     sizes.append(trainer.collector.step_size())
         trainer.end_turn()

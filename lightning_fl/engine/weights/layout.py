@@ -96,8 +96,7 @@ def assign_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:
     begins: dict[tuple[Any, ...], int] = {}
     sizes: dict[torch.dtype, int] = {}
     for _, _, _, tensor in held:
-        key = keys[id(tensor)]
-        if key not in begins:
+        if (key := keys[id(tensor)]) not in begins:
             begins[key] = sizes.get(tensor.dtype, 0)
             sizes[tensor.dtype] = begins[key] + padded_size(tensor.numel(), tensor.dtype)
     return begins, sizes

@@ -194,8 +194,7 @@ class WeightedSum:
     def _reduce_parts(self, reducer: Transport) -> None:
         for dtype, fine in self._fine.items():
             fine.copy_(reducer.all_reduce(fine, reduce_op="sum"))
-            coarse = [block.coarse for block in self._blocks[dtype] if block.coarse is not None]
-            if coarse:
+            if coarse := [block.coarse for block in self._blocks[dtype] if block.coarse is not None]:
                 together = reducer.all_reduce(torch.cat(coarse), reduce_op="sum")
                 for part, total in zip(coarse, together.split(self._size), strict=True):
                     part.copy_(total)

@@ -53,8 +53,7 @@ class Answers:
     def check(self) -> None:
         """Raise a ConfigurationError for an unknown answer or an impossible combination."""
         for name, known in (("data", DATA), ("task", TASKS), ("algorithm", ALGORITHMS)):
-            value = getattr(self, name)
-            if value not in known:
+            if (value := getattr(self, name)) not in known:
                 hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
                 raise ConfigurationError(f"--{name} {value}: there is no such answer{hint}.")
         data, file = self.data, self.file is not None

@@ -1,6 +1,7 @@
 """IFCA in a run: against a plain loop written from the paper's algorithm, and what composes with it."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from corners import SIZES, CornerModule, FailingTurns, MixedClients, Network, fit, plain_training
 from hooks import StopAfter
 from rounding import assert_equal_up_to_rounding
+from tiny import with_optimizer
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import weight_norm
@@ -181,13 +183,23 @@ def test_a_module_may_say_how_it_is_drawn() -> None:
 
 
 @pytest.mark.slow
-def test_evaluations_have_no_part_in_the_training() -> None:
+@pytest.mark.parametrize(
+    ("module", "strategy"),
+    [
+        (Network, "fedavg"),
+        (with_optimizer(Network, partial(torch.optim.SGD, lr=0.1, momentum=0.9)), "fedavg"),
+        (Network, "fedavgm"),
+        (Network, "scaffold"),
+    ],
+    ids=["SGD", "momentum", "FedAvgM", "SCAFFOLD"],
+)
+def test_evaluations_have_no_part_in_the_training(module: type[Network], strategy: str) -> None:
     """Models and choices do not depend on when clients are evaluated, with drawn samples and sampled clients."""
     runs = []
     for every in (0, 1, 2):
         ifca = IFCA(num_clusters=3, num_samples=4)
-        sampling = UniformSampling(cohort_size=3)
-        runs.append((fit(ifca, sampling, module=Network(), max_rounds=5, check_val_every_n_rounds=every), ifca))
+        settings: dict[str, Any] = {"max_rounds": 5, "strategy": strategy, "check_val_every_n_rounds": every}
+        runs.append((fit(ifca, UniformSampling(cohort_size=3), module=module(), **settings), ifca))
     (first, ifca), *others = runs
     for run, other in others:
         assert other.assignments == ifca.assignments

@@ -10,11 +10,14 @@ from torch import Tensor
 from lightning_fl import ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import Callback, DROClientSampling
 from lightning_fl.core.cohort import Cohort, Participant
+from lightning_fl.strategies import Ditto
 
 
-def run(*callbacks: Callback, rounds: int = 3, batch_size: int = 100, **settings: Any) -> FederatedTrainer:
+def run(
+    *callbacks: Callback, rounds: int = 3, batch_size: int = 100, module: Any = None, **settings: Any
+) -> FederatedTrainer:
     trainer = quiet_trainer(*callbacks, max_rounds=rounds, **{"local_steps": 2, **settings})
-    trainer.fit(TinyModule(), TinyClients(batch_size=batch_size, shuffle=batch_size < 100))
+    trainer.fit(module or TinyModule(), TinyClients(batch_size=batch_size, shuffle=batch_size < 100))
     return trainer
 
 
@@ -45,6 +48,19 @@ def test_every_draw_starts_alike_and_has_batches_of_its_own() -> None:
     assert not torch.equal(*both.ends)
     (model,) = trained.models[0].vectors.values()
     torch.testing.assert_close(model, (both.ends[0] + both.ends[1]) / 2)
+
+
+def test_the_personal_model_of_every_draw_has_batches_of_its_own() -> None:
+    class Watched(TinyModule):
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+            steps.append(batch[0].tolist())
+            return super().training_step(batch, batch_idx)
+
+    steps: list[Any] = []
+    run(Draws(0, 1), rounds=1, batch_size=4, module=Watched(), strategy=Ditto())
+    turns = [steps[begin : begin + 2] for begin in range(0, len(steps), 2)]
+    assert len(turns) == 4  # of either draw, one for the shared model and one for the personal one
+    assert all(one not in turns[:number] for number, one in enumerate(turns))
 
 
 def test_draws_of_all_the_same_data_are_one_turn() -> None:

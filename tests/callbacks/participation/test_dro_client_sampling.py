@@ -9,7 +9,7 @@ from tiny import TinyClients, TinyModule, quiet_trainer, weights_of
 from torch import Tensor
 
 from lightning_fl import FederatedTrainer, TrainingError
-from lightning_fl.callbacks import Callback, ClientArrivals, DROClientSampling
+from lightning_fl.callbacks import Callback, ClientArrivals, DROClientSampling, PersonalLayers
 from lightning_fl.functional import draw_cohort, draw_subset, project_simplex
 
 STEPS, STEP_SIZE, RATE = 4, 0.05, 0.05
@@ -24,20 +24,25 @@ def run(
     return trainer, module
 
 
-@pytest.mark.parametrize("cohort", [2, "all"])
-def test_equals_the_pseudocode(cohort: Any) -> None:
+@pytest.mark.parametrize(("cohort", "personal"), [(2, False), ("all", False), (2, True)])
+def test_equals_the_pseudocode(cohort: Any, personal: bool) -> None:
     """Full batches, so that the only draws are the cohort, t' and U; those are taken from the run's generators.
 
-    With all clients, w is the mean by lambda, which ascends all losses at the mean of the snapshots.
+    With all clients, w is the mean by lambda, which ascends all losses at the mean of the snapshots. A personal bias
+    is the client's own in its turns and losses.
     """
     data = TinyClients(batch_size=100, shuffle=False)
     size = {"cohort": "all"} if cohort == "all" else {"cohort_size": cohort}
     sampling = DROClientSampling(step_size=STEP_SIZE, **size)
-    trainer, module = run(sampling, rounds=4)
+    trainer, module = run(sampling, *[PersonalLayers(layers=["linear.bias"])] * personal, rounds=4)
 
     start = TinyModule()
     w = torch.cat([start.linear.weight.detach().double(), start.linear.bias.detach().double()[None]], 1)
     weights = torch.full((3,), 1 / 3, dtype=torch.float64)
+    shared, last = 3 if personal else 4, [w] * 3
+
+    def received(client: int, w: Tensor) -> Tensor:
+        return torch.cat([w[:, :shared], last[client][:, shared:]], 1)
 
     def gradient(client: int, w: Tensor) -> tuple[Tensor, float]:
         x, y = (tensor.double() for tensor in data.sets[client, "train"].tensors)  # type: ignore[attr-defined]
@@ -46,26 +51,28 @@ def test_equals_the_pseudocode(cohort: Any) -> None:
         return 2 * residual.T @ x / len(x), float(residual.square().mean())
 
     for trainer.current_round in range(4):
-        shares, asked = weights.tolist(), list(range(3))
+        turns, asked = list(enumerate(weights.tolist())), list(range(3))
         if cohort != "all":
-            shares = [count / cohort for count in draw_cohort(weights, cohort, trainer.generator("cohort")).tolist()]
+            counts = draw_cohort(weights, cohort, trainer.generator("cohort")).tolist()
+            turns = [(client, 1 / cohort) for client, count in enumerate(counts) for _ in range(count)]
             asked = draw_subset(3, cohort, trainer.generator("loss clients")).tolist()
         t = int(torch.randint(1, STEPS + 1, (), generator=trainer.generator("snapshot")))
         ends, snapshots = torch.zeros_like(w), torch.zeros_like(w)
-        for client, share in enumerate(shares):
-            own = w.clone()
+        for client, share in turns:
+            own = received(client, w)
             for step in range(1, STEPS + 1):
                 own = own - RATE * gradient(client, own)[0]
                 if step == t:
                     snapshots += share * own
             ends += share * own
+            last[client] = own
         v = torch.zeros(3, dtype=torch.float64)
         for client in asked:
-            v[client] = 3 / len(asked) * gradient(client, snapshots)[1]
+            v[client] = 3 / len(asked) * gradient(client, received(client, snapshots))[1]
         w, weights = ends, project_simplex(weights + STEP_SIZE * STEPS * v)
     torch.testing.assert_close(sampling.weights, weights, rtol=1e-4, atol=1e-6)
     learned = torch.cat([module.linear.weight, module.linear.bias[None]], 1).detach().double()
-    torch.testing.assert_close(learned, w, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(learned[:, :shared], w[:, :shared], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from lightning_fl.callbacks import (
     FineTuning,
     ForestReference,
     KNNPer,
+    LabelNoise,
     LocalReference,
     LocalTraining,
+    PersonalLayers,
     PooledTraining,
     UniformSampling,
 )
@@ -127,7 +129,10 @@ def test_another_choice_of_models_or_clients_is_refused(other: Callback, tmp_pat
         run(tmp_path, three_clients(), PooledTraining(), other)
 
 
-@pytest.mark.parametrize("other", [FineTuning(), ForestReference(), KNNPer(), LocalReference()])
+@pytest.mark.parametrize(
+    "other",
+    [FineTuning(), ForestReference(), KNNPer(), LabelNoise(), LocalReference(), PersonalLayers(layers=["layer.bias"])],
+)
 def test_what_trains_on_the_clients_own_samples_is_refused(other: Callback, tmp_path):
     with pytest.raises(ConfigurationError, match=f"PooledTraining .*{type(other).__name__}"):
         run(tmp_path, three_clients(), PooledTraining(), other, module=Validated())

@@ -15,6 +15,7 @@ from lightning_fl import FederatedDataModule
 from lightning_fl.callbacks import Callback, FedSoft, PersonalLayers
 from lightning_fl.core.seeding import generator
 from lightning_fl.functional import draw_contributors
+from lightning_fl.runtime.model_file import load_model_checkpoint
 from lightning_fl.strategies import FedAvg, FedFA, FedProx, MaxFL, QFedAvg
 
 #: Samples of a client, each a bowl of its own with the curvature 1: its mean is what the client descends.
@@ -153,6 +154,14 @@ def test_everybody_is_evaluated_with_its_own_model(tmp_path: Path) -> None:
     ]
     found = run.metrics["val"]["val_loss"].clients
     assert [found[k] for k in range(4)] == pytest.approx(losses, abs=1e-6)
+
+
+def test_everybodys_file_has_its_own_model(tmp_path: Path) -> None:
+    """Also where a client uses one of the shared models alone."""
+    run = roll(Mixed(*CENTRES), FedSoft(num_models=2, lam=0.5), root=tmp_path, max_rounds=3)
+    assert 1.0 in run.collaboration.personalisation
+    files = [Path(run.log_dir) / "models" / f"client_{client}.ckpt" for client in range(4)]
+    assert [float(load_model_checkpoint(file)["state_dict"]["w"]) for file in files] == own(run)
 
 
 def test_the_drawn_alone_train_once_and_feed_what_they_are_drawn_for(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import two_kinds
 from hooks import Cohorts, hooks
+from lightning.pytorch import LightningModule
 from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule
 from torch import nn
@@ -149,6 +150,19 @@ def test_a_longer_run_forgets_fine_tuned_models(tmp_path):
     whole = trainer(root=tmp_path / "plain", max_rounds=5)
     whole.fit(TinyModule(), data)
     assert longer.models[0].equal(whole.models[0])
+
+
+@pytest.mark.slow
+def test_a_finished_run_resumed_is_not_fine_tuned_again(tmp_path):
+    class Blind(TinyModule):
+        validation_step = LightningModule.validation_step
+
+    first, again = (trainer(FineTuning(steps=2), ModelCheckpoint(), root=tmp_path) for _ in range(2))
+    first.fit(Blind(), TinyClients(SIZES))
+    again.fit(Blind(), TinyClients(SIZES), ckpt_path="last")
+    for client in range(len(SIZES)):
+        assert again.client_model(client).equal(first.client_model(client))
+        assert not first.client_model(client).equal(first.models[0])
 
 
 def test_fine_tuning_names_bad_settings_and_failures():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from corners import (
     plain_training,
 )
 from hooks import StopAfter, hooks
+from tiny import with_optimizer
 from torch import Tensor, nn
 
 from lightning_fl import FederatedTrainer
@@ -31,6 +33,8 @@ from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.functional import schedule
 
 ALL: Any = {"num_samples": None}
+#: Averaged states, and a server's: both belong to the model of a tier.
+MOMENTUM = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 def vector(run: FederatedTrainer, model: Any) -> Tensor:
@@ -113,10 +117,16 @@ class Drawn(Callback):
         return Cohort(tuple(Participant(client) for client in drawn.clients))
 
 
-def test_one_tier_for_which_all_bid_is_fedavg_to_the_bit() -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "strategy"),
+    [(CornerModule, "fedavg"), (with_optimizer(CornerModule, MOMENTUM), "fedavg"), (CornerModule, "fedavgm")],
+    ids=["SGD", "momentum", "FedAvgM"],
+)
+def test_one_tier_for_which_all_bid_is_fedavg_to_the_bit(module: type[nn.Module], strategy: str) -> None:
     tiers = TierBidding(num_tiers=1, num_best=0, num_random=3, policy=Greedy())
-    settings: dict[str, Any] = {"max_rounds": 5, "local_steps": 3}
-    run, plain = fit(tiers, **settings), fit(Drawn(3), **settings)
+    settings: dict[str, Any] = {"max_rounds": 5, "local_steps": 3, "strategy": strategy}
+    run, plain = fit(tiers, module=module(), **settings), fit(Drawn(3), module=module(), **settings)
     assert run.models[0].equal(plain.models[0])
     assert run.metrics == plain.metrics
     assert [one.bids for one in tiers.rounds[1:]] == [{client: [0] for client in range(6)}] * 4
@@ -268,6 +278,35 @@ def test_a_client_without_samples_for_its_goals_goes_by_those_of_its_bids() -> N
     same = TierBidding(num_tiers=2, personal_split="train", **ALL)
     fit(same, max_rounds=2)
     torch.testing.assert_close(same.rounds[-1].personalisation, bid_shares)
+
+
+class Constant(CornerModule):
+    """The same class everywhere: right for none of the clients of another kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear.weight.requires_grad_(False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "strategy"),
+    [(with_optimizer(Constant, MOMENTUM), "fedavg"), (Constant, "fedavgm")],
+    ids=["momentum", "FedAvgM"],
+)
+def test_evaluations_have_no_part_in_the_training(module: type[nn.Module], strategy: str) -> None:
+    """Tiers go on alike whether or not clients have left them in their mixtures meanwhile."""
+    runs = []
+    for every in (0, 1, 3):
+        tiers = TierBidding(num_tiers=2, num_best=3, num_random=1, initial_rounds=2, **ALL)
+        kinds = hooks(on_fit_start=lambda run, tiers=tiers: setattr(tiers, "first_tiers", {0: [0, 2, 4], 1: [1, 3, 5]}))
+        settings: dict[str, Any] = {"max_rounds": 6, "strategy": strategy, "check_val_every_n_rounds": every}
+        runs.append(fit(tiers, kinds, data=MixedClients(pure=True), module=module(), **settings))
+        assert torch.equal(tiers.rounds[-1].importance[:2].ne(0).long(), torch.eye(2, dtype=torch.long))
+    first, *others = runs
+    for run in others:
+        assert all(a.equal(b) for a, b in zip(run.models, first.models, strict=True))
+        assert run.collaboration == first.collaboration
 
 
 @pytest.mark.slow

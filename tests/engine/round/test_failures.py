@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import TinyClients, TinyModule, quiet_trainer
+from tiny import TinyClients, TinyModule, digest, quiet_trainer
 from torch import Tensor
 
 from lightning_fl import TrainingError
+from lightning_fl.callbacks import PersonalLayers
 from lightning_fl.engine.round.training import free_memory
-from lightning_fl.strategies import FedAvg
+from lightning_fl.strategies import APFL, FedAvg, FedRep
 
 LOST = torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 ASSERT = torch.AcceleratorError("CUDA error: device-side assert triggered")
@@ -158,3 +159,38 @@ def test_a_lost_gpu_that_says_so_again_does_not_hide_why_the_run_ended(monkeypat
         trainer().fit(Failing(ASSERT), TinyClients())
     with pytest.raises(torch.AcceleratorError):  # where nothing else went wrong it is the error
         trainer().fit(TinyModule(), TinyClients())
+
+
+class Stumbles(TinyModule):
+    """Client 1's second turn fails at a batch, by an error or by a loss that is NaN."""
+
+    def __init__(self, at: int, how: str) -> None:
+        super().__init__()
+        self.at, self.how = at, how
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        fails = (self.trainer.client, self.current_epoch, batch_idx) == (1, 1, self.at)  # type: ignore[attr-defined]
+        if fails and self.how == "error":
+            raise ValueError("three samples")
+        return super().training_step(batch, batch_idx) * (float("nan") if fails else 1.0)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("how", ["error", "NaN"])
+@pytest.mark.parametrize(
+    ("strategy", "callbacks"),
+    [(APFL, []), (partial(FedRep, head_epochs=1), [PersonalLayers(layers=["linear.bias"])])],
+    ids=["APFL", "FedRep"],
+)
+def test_a_failed_turn_leaves_what_its_client_keeps(strategy: Any, callbacks: list[Any], how: str) -> None:
+    """However many steps it took."""
+
+    def models(module: Stumbles) -> list[str]:
+        run = trainer(max_rounds=4, strategy=strategy(), callbacks=callbacks, optimizer_state="keep")
+        with pytest.warns(UserWarning, match="client 1 .*left out of round 2"):
+            run.fit(module, TinyClients((16, 24)))
+        return [digest(model) for model in (*run.models, *map(run.client_model, range(2)))]
+
+    assert models(Stumbles(2, how)) == models(Stumbles(0, "error"))

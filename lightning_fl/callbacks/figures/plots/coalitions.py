@@ -211,10 +211,8 @@ def track_coalitions(assignments: Sequence[Sequence[int]]) -> list[list[int]]:
                 for members in own.values()
             ]
         ).reshape(len(own), len(known))
-        matched: dict[int, int] = {}
-        for row, column in zip(*linear_sum_assignment(overlap, maximize=True), strict=True):
-            if overlap[row, column] > len(labels):
-                matched[list(own)[row]] = list(known)[column]
+        pairs = zip(*linear_sum_assignment(overlap, maximize=True), strict=True)
+        matched = {list(own)[i]: list(known)[j] for i, j in pairs if overlap[i, j] > len(labels)}
         free = (number for number in itertools.count() if number not in used)
         matched |= {label: next(free) for label in sorted(own.keys() - matched.keys())}
         known |= {matched[label]: members for label, members in own.items()}
