@@ -185,7 +185,8 @@ class ClientTurn:
 
         Args:
             start: initial weights, :meth:`with_personal_layers`.
-            purpose: of its draws, other than "train"; the same purpose draws the same batches in a round.
+            purpose: of its draws, other than "train"; the same purpose draws the same batches in a turn. Turns of a
+                client that is drawn several times in a round differ.
             correct_: called with gradient and weights before every step, as ``Learner.correct_gradient_``.
         """
         return self.services.train_again(self, start, purpose, work, correct_)
@@ -252,6 +253,6 @@ def unpacked(kept: dict[str, Any], device: torch.device) -> dict[str, Any]:
     return {
         name: Weights.from_state_dict(value[_WEIGHTS], device)
         if isinstance(value, dict) and list(value) == [_WEIGHTS]
-        else copy.deepcopy(value)  # an optimiser steps its state in place, and the turn may fail
+        else value
         for name, value in kept.items()
     }

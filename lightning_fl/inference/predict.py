@@ -158,7 +158,7 @@ class RunPredictor:
             raise DataError(f"{name_of_source(source)}: {what}.")
 
     def _predict(self, chunk: Unlabelled, number: int) -> dict[str, np.ndarray]:
-        """Columns of k predictions, before names are made unique."""
+        """Columns of k predictions; their names may still be those of input columns."""
         asked, naming = self._options, self._naming
         with isolated_draws():
             seed_default_generators(self.run.summary["seed"], number, "predictions")

@@ -126,7 +126,8 @@ class Study:
     def layers(self, arm: str, place: Mapping[str, str]) -> list[Overrides]:
         """Overrides of the recipe in increasing precedence: the study's, axes', the arm's, the cell's, the scale's.
 
-        An addition to a list (``trainer.callbacks+``) also applies to a list that a later layer sets.
+        An addition to a list (``trainer.callbacks+``) also applies to a list that a later layer sets, and an argument
+        (``trainer.strategy.mu``) to a class that a later layer names.
         """
         of_axes = [self.grid[axis][label] for axis, label in place.items()]
         keys = {"arm": arm, **place}
@@ -134,8 +135,13 @@ class Study:
         layers = [self.overrides, *of_axes, self.arms[arm].overrides, *own, self.scales[self.scale].overrides]
         kept, moved = [], []
         for number, layer in enumerate(layers):
-            replaced = {key for later in layers[number + 1 :] for key in later}
-            late = {key: value for key, value in layer.items() if key.endswith("+") and key[:-1] in replaced}
+            replaced = {key: value for later in layers[number + 1 :] for key, value in later.items()}
+            named = tuple(f"{key}." for key, value in replaced.items() if "." in key and isinstance(value, str))
+            late = {
+                key: value
+                for key, value in layer.items()
+                if (key.endswith("+") and key[:-1] in replaced) or (key.startswith(named) and key not in replaced)
+            }
             kept.append({key: value for key, value in layer.items() if key not in late})
             moved.append(late)
         return [layer for layer in [*kept, *moved] if layer]

@@ -178,16 +178,22 @@ def test_a_clients_own_model_trains_an_unfrozen_layer(kind: Any, state: Any) -> 
         assert (trained - start).abs().min() > 1e-6
 
 
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
 @pytest.mark.parametrize("state", ["keep", "average"])
 @pytest.mark.parametrize(
     "kind",
     [torch.optim.Adam, torch.optim.Rprop, partial(torch.optim.SGD, momentum=0.9)],
     ids=["whole runs", "parameters", "SGD"],
 )
-def test_a_clients_own_model_goes_on_with_an_unfrozen_layer(kind: Any, state: Any) -> None:
+def test_a_clients_own_model_goes_on_with_an_unfrozen_layer(kind: Any, state: Any, bias: bool) -> None:
     """Alone, with nothing of the shared model in it, it is the shared model, whose optimiser is the client's."""
 
     class Own(Line):
+        def __init__(self) -> None:
+            super().__init__(True)
+            if not bias:
+                self.body.bias = self.head.bias = None
+
         def on_train_epoch_start(self) -> None: ...
 
         def on_train_epoch_end(self) -> None:
@@ -202,9 +208,9 @@ def test_a_clients_own_model_goes_on_with_an_unfrozen_layer(kind: Any, state: An
 
     strategy = APFL(alpha=1.0, alpha_every="never")
     run = quiet_trainer(strategy=strategy, max_rounds=FROZEN_ROUNDS + 3, local_epochs=EPOCHS, optimizer_state=state)
-    run.fit(Own(True), Alone())
+    run.fit(Own(), Alone())
     assert run.module is not None
-    start = Line(True).state_dict()
+    start = Own().state_dict()
     for span in run.loop.flat.spans():
         own, shared = run.client_model(0).part(span), run.models[0].part(span)
         assert (shared - start[span.name].flatten()).abs().min() > 1e-6

@@ -110,3 +110,13 @@ def test_what_an_axis_adds_to_a_list_is_added_to_the_arms(tmp_path):
         {"trainer.callbacks+": noise},
     ]
     assert study.layers("plain", {"noise": "some"}) == [{"trainer.callbacks+": noise, "data.x": 1}]
+
+
+def test_what_an_axis_gives_to_a_class_is_given_to_the_one_that_an_arm_names(tmp_path):
+    study = write_study(
+        tmp_path,
+        arms={"a": {"recipe": "r.yaml", "overrides": {"trainer.strategy": "FedProx"}}},
+        grid={"mu": {"large": {"trainer.strategy.mu": 1, "data.x": 1}}},
+    )
+    layers = study.layers("a", {"mu": "large"})
+    assert layers == [{"data.x": 1}, {"trainer.strategy": "FedProx"}, {"trainer.strategy.mu": 1}]

@@ -97,7 +97,7 @@ class IFCA(ClientClusters):
         for client, models in chosen.items():
             self.clusters[client] = models[0]
             self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
-        # others as when they last took part, not as an evaluation has chosen since
+        # other clients use what they chose when they last took part, not what an evaluation has chosen since
         best = self.losses.argsort(dim=1, stable=True)[:, : self.num_best]
         shares = one_hot(best, self.num_clusters).double().mean(dim=1)
         shares[self.losses.isnan().any(1)] = one_hot(torch.tensor(0), self.num_clusters).double()

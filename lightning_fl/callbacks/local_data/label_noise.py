@@ -1,7 +1,7 @@
 """Label noise on some clients, as in DRFLM's study.
 
 Wu et al.: DRFLM, 2022 (https://arxiv.org/abs/2204.07742), section 4.2: half of the clients, each label with
-probability 0.3, Gaussian noise of several standard deviations, without values; class labels flip instead.
+probability 0.3, Gaussian noise with several standard deviations, which it does not give; class labels flip here.
 
 Differs from the paper: half of an odd number of clients is rounded up. The paper does not say which splits are noisy:
 only training labels by default.

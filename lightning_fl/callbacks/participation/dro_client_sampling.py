@@ -201,7 +201,8 @@ class DROClientSampling(Callback):
             self._snapshots.reduce_(trainer.strategy)
         done = trainer.on_hosts(trainer.round.survivors, self._done.__getitem__, "DROClientSampling cannot average")
         snapshot = self._snapshots.value(math.fsum(weight for weight, _ in done.values()))
-        if (personal := trainer.federation.personal) is not None:  # the shared model's: others' stay with them
+        # clients' personal layers stay with them: the snapshot has those of the shared model
+        if (personal := trainer.federation.personal) is not None:
             personal.copy_(snapshot, trainer.federation.models[0])
         del self._snapshots
         self._snapshot = None

@@ -50,7 +50,9 @@ class BiddingPolicy(ABC):
 
 @checked_fields
 class HonestBidding(BiddingPolicy):
-    """PI-FL's algorithm 1, tiers above the threshold; in order of past rewards (section 3.1 has rewards, but no order).
+    """Bids for the tiers above the threshold (PI-FL's algorithm 1), in order of their past rewards.
+
+    Section 3.1 of the paper mentions rewards, but gives no order.
 
     Args:
         at_least_one: bid for the best tier if none is above the threshold. In the paper such a client does not bid: in

@@ -258,7 +258,7 @@ class SecondOptimizer:
         shared = {(span.dtype, span.begin): span for span in turn.spans}
         whole = is_elementwise(self._first)  # then adjacent parameters are stepped as one
         kept = turn.kept.get(self.key, {})
-        kept = kept if isinstance(kept, dict) else {}  # older checkpoints have a list
+        kept = kept if isinstance(kept, dict) else {}
         self._groups: list[list[tuple[Place, nn.Parameter]]] = []
         for group in self._first.param_groups:
             places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
@@ -267,11 +267,14 @@ class SecondOptimizer:
             parts: list[tuple[Place, torch.Size | None]]
             if whole and (not kept or all(_key(run) in kept for run in runs)):
                 parts = [(run, None) for run in runs]
-            else:  # so are the states of a run whose neighbours hooks have unfrozen since
+            else:  # one by one, also where hooks have frozen or unfrozen layers since the states were kept
                 parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
             self._groups.append([(place, nn.Parameter(_part(turn.kept[name], place, shape))) for place, shape in parts])
         self._parameters = [parameter for own in self._groups for _, parameter in own]
         self._twin = copy.copy(self._first)  # keeps its class and settings
+        listed = turn.kept.get(self.key)
+        if isinstance(listed, list) and len(listed) == len(self._parameters):  # an older checkpoint's, in their order
+            kept = {_key(place): state for (place, _), state in zip(chain(*self._groups), listed, strict=True)}
         states = ((one, _kept_state(place, one, kept, self._first)) for place, one in chain(*self._groups))
         self._twin.state = defaultdict(dict, states)
         self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
@@ -306,8 +309,9 @@ def _kept_state(place: Place, parameter: nn.Parameter, kept: dict[str, Any], opt
         found = copy.deepcopy(state)  # of each part of a run its own
         for name, value in found.items():
             if isinstance(value, Tensor) and (name != "step" or counts_there):
-                if key != _key(place) and value.ndim:
-                    value = value[place.begin - int(begin) : place.end - int(begin)].view(parameter.shape)
+                if value.ndim and value.numel() == int(end) - int(begin):  # of a run or of a parameter
+                    own = slice(place.begin - int(begin), place.end - int(begin))
+                    value = value.flatten()[own].view(parameter.shape)
                 found[name] = value.to(parameter.device)
         return found
     return {}

@@ -1,5 +1,6 @@
 """Clients' turns with the steps of strategy and callbacks."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -214,7 +215,8 @@ class LocalLoop(TurnServices):
         for phase in phases[:-1]:
             purpose = f"the {phase.trained} part"
             draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"
-            state = ClientState(**turn.kept.get(f"training for {purpose}", {}))
+            # its optimisers are stepped in place, and the turn may fail
+            state = ClientState(**copy.deepcopy(turn.kept.get(f"training for {purpose}", {})))
             with self._frozen_but(phase.trained):
                 self.training.train(turn.client, start, state, purpose=draws, work=phase.work)
             turn.kept[f"training for {purpose}"], start = state.state_dict(), None
@@ -254,9 +256,10 @@ class LocalLoop(TurnServices):
         self, turn: ClientTurn, start: Weights, purpose: str, work: LocalWork | None, correct_: Correction | None
     ) -> Weights:
         name = f"training for {purpose}"
-        state = ClientState(**turn.kept.get(name, {}))
+        state = ClientState(**copy.deepcopy(turn.kept.get(name, {})))
         start = self.with_personal_layers(turn, start)
-        draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"  # one client's of a round differ
+        # turns of a client that is drawn several times in a round differ
+        draws = purpose if turn.purpose == "train" else f"{purpose}, {turn.purpose}"
         trained = self.train_aside(turn.client, start, draws, work, state, correct_)
         turn.kept[name] = state.state_dict()
         return trained
