@@ -278,7 +278,10 @@ class TrainerSurface(Settings):
         if callbacks := {name: one for name, one in known if name in kept.get("callbacks", {})}:
             with _refusing(", ".join(callbacks), state):
                 load_states(trainer, callbacks, kept)
-            self.should_stop |= any(getattr(one, "stopping_reason_message", None) for one in callbacks.values())
+            if ended := [one for one in callbacks.values() if getattr(one, "stopping_reason_message", None)]:
+                self.should_stop = True
+                name = type(ended[0]).__name__
+                rank_zero_warn(f"nothing is left to train: {name} ended this run. Leave it out to train on.")
 
     def named_callbacks(self, callbacks: Sequence[Any] | None = None) -> list[tuple[str, Any]]:
         """Each callback, of this package by default, with its class's name, numbered where there are several."""

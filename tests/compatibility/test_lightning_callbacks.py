@@ -126,7 +126,8 @@ def test_a_resumed_run_stops_in_the_same_round(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     run(tmp_path / "cut", last=whole["rounds"] - 1)
     assert run(tmp_path / "cut", ckpt_path="last") == whole
-    assert run(tmp_path / "whole", ckpt_path="last") == whole  # nothing is left to train
+    with pytest.warns(UserWarning, match=r"nothing is left to train: EarlyStopping ended this run"):
+        assert run(tmp_path / "whole", ckpt_path="last") == whole
     assert whole["stopped"]
     assert 3 < whole["rounds"] < 30
 
