@@ -98,8 +98,7 @@ class IFCA(ClientClusters):
             self.clusters[client] = models[0]
             self.losses[client] = torch.tensor(self._found[client], dtype=torch.float64)
         # other clients use what they chose when they last took part, not what an evaluation has chosen since
-        best = self.losses.argsort(dim=1, stable=True)[:, : self.num_best]
-        shares = one_hot(best, self.num_clusters).double().mean(dim=1)
+        _, shares = self._best_of(self.losses)
         shares[self.losses.isnan().any(1)] = one_hot(torch.tensor(0), self.num_clusters).double()
         trainer.federation.collaboration = Collaboration.from_shares(shares, trainer.federation.num_samples)
         loss = math.fsum(min(self._found[client]) for client in clients) / len(clients)
@@ -133,11 +132,16 @@ class IFCA(ClientClusters):
             f"{type(self).__name__} cannot compare the models",
         )
         losses = torch.tensor([self._found[client] for client in clients], dtype=torch.float64)
-        best = losses.argsort(dim=1, stable=True)[:, : self.num_best]  # of equal losses the first
+        best, shares = self._best_of(losses)
         personalisation = trainer.federation.collaboration.personalisation.clone()
-        personalisation[list(clients)] = one_hot(best, self.num_clusters).double().mean(1)
+        personalisation[list(clients)] = shares
         trainer.federation.collaboration = Collaboration.from_shares(personalisation, trainer.federation.num_samples)
         return dict(zip(clients, best.tolist(), strict=True))
+
+    def _best_of(self, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """For losses [n, K] the best models, of equal ones the first, and the shares of the models in their average."""
+        best = losses.argsort(dim=1, stable=True)[:, : self.num_best]
+        return best, one_hot(best, self.num_clusters).double().mean(dim=1)
 
     def _initial_models(self, trainer: TrainerSurface) -> list[Weights]:
         own, name = trainer.federation.models[0], type(self).__name__

@@ -257,8 +257,8 @@ class SecondOptimizer:
         self._settings = settings
         shared = {(span.dtype, span.begin): span for span in turn.spans}
         whole = is_elementwise(self._first)  # then adjacent parameters are stepped as one
-        kept = turn.kept.get(self.key, {})
-        kept = kept if isinstance(kept, dict) else {}
+        stored = turn.kept.get(self.key, {})
+        kept = stored if isinstance(stored, dict) else {}
         self._groups: list[list[tuple[Place, nn.Parameter]]] = []
         for group in self._first.param_groups:
             places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
@@ -272,9 +272,8 @@ class SecondOptimizer:
             self._groups.append([(place, nn.Parameter(_part(turn.kept[name], place, shape))) for place, shape in parts])
         self._parameters = [parameter for own in self._groups for _, parameter in own]
         self._twin = copy.copy(self._first)  # keeps its class and settings
-        listed = turn.kept.get(self.key)
-        if isinstance(listed, list) and len(listed) == len(self._parameters):  # an older checkpoint's, in their order
-            kept = {_key(place): state for (place, _), state in zip(chain(*self._groups), listed, strict=True)}
+        if isinstance(stored, list) and len(stored) == len(self._parameters):  # an older checkpoint's, in their order
+            kept = {_key(place): state for (place, _), state in zip(chain(*self._groups), stored, strict=True)}
         states = ((one, _kept_state(place, one, kept, self._first)) for place, one in chain(*self._groups))
         self._twin.state = defaultdict(dict, states)
         self._twin.param_groups = [{"params": [parameter for _, parameter in own]} for own in self._groups]
