@@ -96,10 +96,8 @@ class Calibration(Callback):
         flags = [all(of_client) for of_client in zip(*(probable for _, _, probable in everyone.values()), strict=True)]
         if together:
             return {name: _calibrate(pairs, flags, trainer.strategy.exchange)}
-        own = {client: _calibrate({client: pair}, flags, dict) for client, pair in pairs.items()}
-        plain = trainer.strategy.exchange(
-            {client: [target.plain() for target in targets] for client, targets in own.items()}
-        )
+        own = {client: [of.plain() for of in _calibrate({client: pair}, flags, dict)] for client, pair in pairs.items()}
+        plain = trainer.strategy.exchange(own)
         return {str(client): [TargetCalibration.of_plain(of) for of in targets] for client, targets in plain.items()}
 
 
@@ -137,9 +135,7 @@ def _calibrate(pairs: dict[int, _Pair], flags: list[bool], exchange: Any) -> lis
             """Sums [T', 6] of Platt's step for the T' classification targets."""
             totals = list(zip(positives.tolist(), negatives.tolist(), strict=True))
             own = {
-                client: torch.stack(
-                    [platt_sums(x[:, k], y[:, k], at[row], *totals[row]) for row, k in enumerate(pooled)]
-                )
+                client: torch.stack([platt_sums(x[:, k], y[:, k], at[i], *totals[i]) for i, k in enumerate(pooled)])
                 for client, (x, y) in pairs.items()
             }
             return torch.stack(list(exchange(own).values())).sum(0)

@@ -59,9 +59,8 @@ class LastRounds(Callback):
         self._rounds = {number: of for number, of in self._rounds.items() if number > before}  # of an earlier end
         trainer.run_log.summary.pop("last_rounds", None)
         if self._rounds:
-            trainer.run_log.summary["last_rounds"] = {
-                _SPLIT: {name: self._record(name, names) for name in sorted(self._higher_is_better)}
-            }
+            found = {name: self._record(name, names) for name in sorted(self._higher_is_better)}
+            trainer.run_log.summary["last_rounds"] = {_SPLIT: found}
 
     def _record(self, name: str, names: Sequence[str]) -> dict[str, Any]:
         higher = self._higher_is_better[name]

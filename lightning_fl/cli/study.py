@@ -103,10 +103,10 @@ def study(
         local.check(waiting)
         with display:
             signal_number = run_cells(runner, waiting, display, cells, environment["commit"], check_metric)
-    failed = [cell for cell in (cells if shard is None else asked) if cell.failure() is not None]
     with FileLock(out / ".lock"):
         num_open = sum(cell.finished() is None and cell.failure() is None for cell in all_asked)
-        _write(StudyResults.of(declared, cells, out, environment), out)
+        _write(results := StudyResults.of(declared, cells, out, environment), out)
+    names = {cell.name for cell in (cells if shard is None else asked)}
     kept_seeds = map(int, re.findall(r",seed=(\d+)-", "\n".join(path.name for path in out.glob("cells/*"))))
     other_seeds = {*kept_seeds} - {*declared.run_seeds, *(seed for one in declared.chosen for seed in one.seeds)}
     others = make_cells(declared.with_seeds(sorted(other_seeds)), out) if other_seeds else []
@@ -118,7 +118,7 @@ def study(
         return 128 + signal_number
     if num_open:
         print(f"other processes run {num_open} of these cells; the last to end writes all results", file=sys.stderr)
-    return 1 if failed or (shard is None and num_open) else 0
+    return 1 if any(one.name in names for one in results.failed) or (shard is None and num_open) else 0
 
 
 def _write(results: "StudyResults", out: Path) -> None:

@@ -32,6 +32,11 @@ class Participant:
     own: bool = False
     draw: int = 0
 
+    @property
+    def assigned(self) -> bool:
+        """Whether a callback chose the models that it contributes to, independent of the collaboration."""
+        return self.model is not None or self.feeds is not None
+
     def __post_init__(self) -> None:
         if self.weight is not None and not (isfinite(self.weight) and self.weight >= 0):
             raise ConfigurationError(f"weight={self.weight} of client {self.client}: must be finite and at least 0.")

@@ -21,10 +21,11 @@ _WEIGHTS = "flat_weights"
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Length of a client's turn: ``steps`` of its optimiser, or with ``None`` ``epochs``."""
+    """A turn's optimiser ``steps``, or with ``None`` ``epochs``; ``turns`` of a training (``None``: all rounds)."""
 
     steps: int | None
     epochs: int
+    turns: int | None = None
 
 
 @dataclass(frozen=True)

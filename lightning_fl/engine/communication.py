@@ -128,13 +128,12 @@ class CommunicationAccount:
         """Record that participants without failed turns send their updates: those that count, or if told, all."""
         structure = self._matrices(collaboration)
         senders = [
-            participant.client
-            for participant in arrived
-            if all_send
-            or (participant.weight != 0 and (_has_assigned_models(participant) or structure.sends[participant.client]))
+            one.client
+            for one in arrived
+            if all_send or (one.weight != 0 and (one.assigned or structure.sends[one.client]))
         ]
         self.send(senders, self.model_bytes * (1 + self.extra_vectors))
-        free = {participant.client for participant in arrived if not _has_assigned_models(participant)}
+        free = {one.client for one in arrived if not one.assigned}
         for model, maker in zip(models, structure.maker_of, strict=True):
             if maker in free:
                 self._of(model).holders.add(maker)
@@ -206,8 +205,3 @@ class CommunicationAccount:
         self._known.clear()
         self._known.update((model, known[place]) for model, place in zip(models, saved.models, strict=bool(state)))
         return self
-
-
-def _has_assigned_models(participant: Participant) -> bool:
-    """Whether a callback assigned the models of its contribution, independent of the collaboration."""
-    return participant.model is not None or participant.feeds is not None

@@ -371,7 +371,7 @@ class Round:
     """The state of the present round, which is not saved."""
 
     fitting: bool = False  #: a fit is running
-    work: LocalWork | None = None  #: length of the turns of this round, if a callback set it
+    first_work: LocalWork | None = None  #: length of the turns of the first round, if a callback set it
     logged: dict[str, float] = field(default_factory=dict)  #: numbers that callbacks logged
     #: participant of the latest cohort -> identity of the model that it trains.
     trained: dict[Participant, str] = field(default_factory=dict)
@@ -386,4 +386,4 @@ class Round:
     evaluated: bool = False  #: the round ended with an evaluation
 
     def begin(self) -> None:
-        self.logged, self.work = {}, None
+        self.logged = {}

@@ -136,8 +136,7 @@ def sample_dirichlet(
     ``log G(α) = log G(α + 1) + log(U) / α`` (Marsaglia and Tsang, ACM TOMS 26, 2000, section 6).
     """
     shape = (*size, num_categories)
-    gamma = torch._standard_gamma(
-        torch.full(shape, concentration + 1.0, dtype=torch.float64, device=generator.device), generator=generator
-    )
+    raised = torch.full(shape, concentration + 1.0, dtype=torch.float64, device=generator.device)
+    gamma = torch._standard_gamma(raised, generator=generator)
     uniform = 1 - torch.rand(shape, dtype=torch.float64, device=generator.device, generator=generator)  # in (0, 1]
     return torch.softmax(gamma.log() + uniform.log() / concentration, dim=-1)

@@ -97,9 +97,8 @@ def fit_isotonic(counts: Tensor) -> tuple[list[float], list[float]] | None:
         return None
     middles = (torch.arange(_BINS, dtype=torch.float64)[taken] + 0.5) / _BINS
     number, positives = counts[0][taken].double(), counts[1][taken].double()
-    fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(
-        middles.numpy(), (positives / number).numpy(), sample_weight=number.numpy()
-    )
+    model = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
+    fitted = model.fit(middles.numpy(), (positives / number).numpy(), sample_weight=number.numpy())
     return fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist()
 
 

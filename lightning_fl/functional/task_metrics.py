@@ -228,9 +228,8 @@ def masked_binary_cross_entropy(
         task_weights: [T], factors of the tasks' losses; ``None`` for 1.
     """
     present = ~target.isnan()
-    losses = F.binary_cross_entropy_with_logits(
-        logits, torch.where(present, target, 0.0), pos_weight=positive_weights, reduction="none"
-    )
+    labels = torch.where(present, target, 0.0)
+    losses = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=positive_weights, reduction="none")
     return _mean(losses, present, task_weights)
 
 

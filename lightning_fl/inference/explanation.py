@@ -89,9 +89,8 @@ def explain(
     with torch.no_grad():
         prediction, baseline = float(compute(x)), float(compute(torch.zeros_like(x)))
     unit = "" if units is None or units[number] == "not given" else units[number]
-    return Explanation(
-        smiles, known[number], atoms, prediction, baseline, unit if model.task == "regression" else "log-odds"
-    )
+    unit = unit if model.task == "regression" else "log-odds"
+    return Explanation(smiles, known[number], atoms, prediction, baseline, unit)
 
 
 def draw_explanation(found: Explanation) -> "Figure":

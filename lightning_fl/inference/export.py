@@ -154,9 +154,8 @@ def _metadata(run: TrainedRun, dataset: str, title: str, evaluated: Mapping[str,
             if record["mean"] is not None and not name.startswith("local/")
         ]
         source = {"type": str(summary["data"].get("name", "own")), "name": dataset, "split": "test"}
-        found["model-index"] = [
-            {"name": title, "results": [{"task": {"type": task}, "dataset": source, "metrics": results}]}
-        ]
+        result = {"task": {"type": task}, "dataset": source, "metrics": results}
+        found["model-index"] = [{"name": title, "results": [result]}]
     return found
 
 

@@ -34,11 +34,8 @@ def cut_batches(count: int, batch_size: int, sizes: Sequence[int] | None = None)
 
     ``sizes`` are units (atoms) of each sample; a batch has at most ``64 * batch_size`` units or a single sample.
     """
-    if sizes is None:
-        full, rest = divmod(count, batch_size)
-        return [batch_size] * full + ([rest] if rest else [])
     most, batches, units = _UNITS * batch_size, [0], 0
-    for size in sizes:
+    for size in [0] * count if sizes is None else sizes:
         if batches[-1] and (batches[-1] == batch_size or units + size > most):
             batches.append(0)
             units = 0

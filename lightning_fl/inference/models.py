@@ -83,11 +83,8 @@ def best_client(run: TrainedRun) -> str:
     names = sorted((name for name in run.metric_names("val") if "/" not in name), key=lambda name: "loss" in name)
     known = (run.metric(name, "val") for name in names)
     found = next((metric for metric in known if metric.direction is not None), None)
-    finite = {
-        client: value
-        for client, value in (found.clients.items() if found else ())
-        if client in run.clients and math.isfinite(value)
-    }
+    values = found.clients if found else {}
+    finite = {client: value for client, value in values.items() if client in run.clients and math.isfinite(value)}
     if found is None or not finite or found.percentiles:  # of many clients only the worst are recorded
         what = f"{run.folder} lacks validation metrics of all clients whose direction is known"
         raise ConfigurationError(f"--model best: {what}: choose another.")
@@ -120,8 +117,5 @@ def _resolved(model: Any, content: Mapping[str, Any]) -> dict[str, Any]:
     given = model.get("init_args") if isinstance(model, dict) else None
     if not isinstance(known, Mapping) or not isinstance(given, Mapping):
         return {}
-    return {
-        name: known[name]
-        for name, value in given.items()
-        if value is None and isinstance(known.get(name), bool | int | float | str)
-    }
+    plain = {name: value for name, value in known.items() if isinstance(value, bool | int | float | str)}
+    return {name: plain[name] for name, value in given.items() if value is None and name in plain}

@@ -18,20 +18,11 @@ from lightning_fl.data.molecules.descriptors import morgan_generator
 from lightning_fl.data.molecules.module import MoleculeDataModule
 from lightning_fl.data.shared import SharedDataModule
 from lightning_fl.data.unlabelled import NewSamples, Reading, Unlabelled, name_of_source
+from lightning_fl.inference import uncertainty
 from lightning_fl.inference.forward import Naming, Outputs, Predictor, free_name, mean_outputs, model_columns
 from lightning_fl.inference.models import LoadedModel, choose_models, load_models
 from lightning_fl.inference.options import CalibrationMethod, PredictionOptions
 from lightning_fl.inference.trained_run import Made, TrainedRun
-from lightning_fl.inference.uncertainty import (
-    DropoutPasses,
-    calibrated,
-    calibrations_of,
-    check_same_data,
-    half_widths,
-    interval_columns,
-    spread_columns,
-    total_spread,
-)
 from lightning_fl.runtime.calibration_file import TargetCalibration
 
 if TYPE_CHECKING:
@@ -48,14 +39,14 @@ class _Model:
     name: str
     predictor: Predictor
     calibration: tuple[CalibrationMethod, list[TargetCalibration]] | None
-    passes: DropoutPasses | None
+    passes: uncertainty.DropoutPasses | None
 
     def __call__(self, chunk: Unlabelled) -> Outputs:
         outputs = self.predictor(chunk)
         if self.calibration is None:
             return outputs
         method, targets = self.calibration
-        return calibrated(outputs, targets, method)
+        return uncertainty.calibrated(outputs, targets, method)
 
 
 class RunPredictor:
@@ -85,14 +76,15 @@ class RunPredictor:
         members = [(each.name, each, self.run) for each in loaded]
         for number, folder in enumerate(asked.others, start=2):
             other = TrainedRun.read(folder)
-            check_same_data(self.run, other)
+            uncertainty.check_same_data(self.run, other)
             members += [(f"{each.name}_{number}", each, other) for each in self._load(other)[0]]
         asked.check_models(len(members))
         self.models = [self._prepare(name, each, of, made) for name, each, of in members]
         self._widths: list[float] | None = None
         if asked.interval is not None:
-            measured = calibrations_of(self.run, loaded[0].calibration_name, "--interval", "regression", self._naming)
-            self._widths = half_widths(measured, asked.interval, self._naming)
+            name, kind = loaded[0].calibration_name, "regression"
+            measured = uncertainty.calibrations_of(self.run, name, "--interval", kind, self._naming)
+            self._widths = uncertainty.half_widths(measured, asked.interval, self._naming)
         self._similarity = None
         if asked.similarity:
             self._similarity = _TrainingSimilarity(made.data, self.run.summary["seed"])
@@ -111,10 +103,11 @@ class RunPredictor:
             batch_size=asked.batch_size,
         )
         if asked.calibrate is not None:
-            option, kind = "--calibrate", "classification"
-            calibration = asked.calibrate, calibrations_of(run, model.calibration_name, option, kind, self._naming)
+            named, kind = model.calibration_name, "classification"
+            measured = uncertainty.calibrations_of(run, named, "--calibrate", kind, self._naming)
+            calibration = asked.calibrate, measured
         if asked.mc_dropout is not None:
-            passes = DropoutPasses(model.module, asked.mc_dropout, run.summary["seed"])
+            passes = uncertainty.DropoutPasses(model.module, asked.mc_dropout, run.summary["seed"])
         return _Model(name, predictor, calibration, passes)
 
     def chunks(self, source: NewSamples) -> "Iterator[pd.DataFrame]":
@@ -166,13 +159,14 @@ class RunPredictor:
         mean = outputs[0] if len(outputs) == 1 else mean_outputs(outputs)
         columns, more = model_columns(mean, naming), dict[str, np.ndarray]()
         if self._widths is not None:
-            more |= interval_columns(mean, self._widths, naming)
+            more |= uncertainty.interval_columns(mean, self._widths, naming)
         if asked.mc_dropout is not None:
             passes = [(model, model.passes) for model in self.models if model.passes is not None]
             members = [run(lambda model=model: model(chunk), number) for model, run in passes]  # type: ignore[misc]
-            more |= spread_columns(total_spread(members), naming)
+            more |= uncertainty.spread_columns(uncertainty.total_spread(members), naming)
         elif asked.spread:
-            more |= spread_columns(total_spread([[of_model] for of_model in outputs]), naming)
+            spread = uncertainty.total_spread([[of_model] for of_model in outputs])
+            more |= uncertainty.spread_columns(spread, naming)
         if len(outputs) > 1:
             for model, of_model in zip(self.models, outputs, strict=True):
                 more |= {f"{name}@{model.name}": of for name, of in model_columns(of_model, naming).items()}

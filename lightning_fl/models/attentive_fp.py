@@ -39,12 +39,9 @@ class AttentiveFPEncoder(nn.Module):
 
 
 class AttentiveFPReadout(nn.Module):
-    """Readout with the molecule as a node that attends to its atoms several times, starting from their sum.
+    """Readout with the molecule as a node that attends to its atoms ``num_steps`` times, starting from their sum.
 
-    Args:
-        dim: size D of the vectors of atoms and molecules.
-        dropout: see :class:`AttentiveFPEncoder`.
-        num_steps: rounds of attention.
+    Dropout is as in :class:`AttentiveFPEncoder`; ``dim`` is the size D of the vectors of atoms and molecules.
     """
 
     def __init__(self, dim: int, *, dropout: float, num_steps: int = 2) -> None:

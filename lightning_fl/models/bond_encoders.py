@@ -46,12 +46,7 @@ class EdgeNetworkConv(MessagePassing):
     is linear in the R hidden units, so the neighbours can be summed before the matrices are applied: no D x D matrix
     per bond is ever formed, and the cost is that of one linear layer on the atoms.
 
-    Args:
-        dim: size D of the atom vectors.
-        edge_dim: number B of bond features.
-        num_hidden: width R of the edge network.
-
-    Shapes:
+    Shapes, with D ``dim``, B ``edge_dim`` and R ``num_hidden``:
         ``x`` [V, D], ``edge_index`` [2, E], ``edge_attr`` [E, B] -> [V, D].
     """
 

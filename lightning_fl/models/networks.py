@@ -152,7 +152,7 @@ def build_network(
             raise ConfigurationError(f"stem={stem!r}: only network='resnet18' has it; omit it.")
         design, layers, embedding_dim = _DESIGNS[name], OrderedDict[str, nn.Module](), prod(in_shape)
         if design.channels:
-            embedding_dim = _add_convolutions(layers, name, design, in_shape, channels)
+            embedding_dim = _add_convolutions(layers, name, in_shape, channels)
         layers["flatten"] = nn.Flatten()
         hidden = design.hidden_sizes if hidden_sizes is None else hidden_sizes
         for number, size in enumerate(hidden, start=1):
@@ -163,13 +163,8 @@ def build_network(
             layers[f"fc{number}_dropout"] = nn.Dropout(dropout)
             embedding_dim = size
         encoder = nn.Sequential(layers)
-    return Network(
-        encoder=encoder,
-        embedding_dim=embedding_dim,
-        in_shape=in_shape,
-        num_classes=num_classes,
-        min_batch_size=min_batch_size,
-    )
+    sizes = {"embedding_dim": embedding_dim, "num_classes": num_classes, "min_batch_size": min_batch_size}
+    return Network(encoder=encoder, in_shape=in_shape, **sizes)
 
 
 def _check_sizes(
@@ -188,13 +183,10 @@ def _check_sizes(
 
 
 def _add_convolutions(
-    layers: OrderedDict[str, nn.Module],
-    name: str,
-    design: _Design,
-    in_shape: Sequence[int],
-    channels: Sequence[int] | None,
+    layers: OrderedDict[str, nn.Module], name: str, in_shape: Sequence[int], channels: Sequence[int] | None
 ) -> int:
     """Add the convolutions and return the number of values in their output."""
+    design = _DESIGNS[name]
     width, *sides = in_shape
     out_sides = [design.out_side(side) for side in sides]
     if min(out_sides) < 1:

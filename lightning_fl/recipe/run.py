@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from lightning_fl.core.environment import usable_cores
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import FederatedDataModule, known_clients
+from lightning_fl.files.user_file import near
 from lightning_fl.recipe.file import flat_settings, load_recipe
 from lightning_fl.recipe.instantiate import instantiate
 from lightning_fl.recipe.parser import USAGE, add_arguments, parse
@@ -121,7 +122,8 @@ def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> in
         print(f"run: {trainer.log_dir}", file=sys.stderr)
         if trainer.checkpoint_callback is not None:
             done = trainer.federation.current_round
-            print(f"To resume from round {done}: {_resume_command(arguments)}", file=sys.stderr)
+            last = near(trainer.log_dir) / "checkpoints" / "last.ckpt"
+            print(f"To resume from round {done}: {_resume_command(arguments, last)}", file=sys.stderr)
         return 128 + trainer.federation.interrupted_by
     if is_overridden("test_step", made.model):
         trainer.test(made.model, made.data, ckpt_path=trainer.trained_checkpoint)
@@ -129,7 +131,7 @@ def _fit(made: Namespace, ckpt_path: str | None, arguments: Sequence[str]) -> in
     return 0
 
 
-def _resume_command(arguments: Sequence[str]) -> str:
+def _resume_command(arguments: Sequence[str], checkpoint: Path) -> str:
     words = []
     rest = iter(arguments)
     for word in rest:
@@ -137,7 +139,7 @@ def _resume_command(arguments: Sequence[str]) -> str:
             next(rest, None)
         elif not word.startswith("--ckpt_path="):
             words.append(word)
-    return shlex.join(["lightning-fl", "fit", *words, "--ckpt_path", "last"])
+    return shlex.join(["lightning-fl", "fit", *words, "--ckpt_path", str(checkpoint)])
 
 
 def _evaluate(method: str, made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:

@@ -54,7 +54,8 @@ def collect_settings(options: Sequence[tuple[str, str]], keys: Keys) -> dict[str
     for recipe in [load_recipe(find_recipe(text)) for name, text in options if name == "config"]:
         dotted = {key: value for key, value in recipe.items() if isinstance(key, str) and "." in key}
         merge.update(tree, {key: value for key, value in recipe.items() if key not in dotted}, "")
-        merge.set(tree, [(key, str(of) if isinstance(of, str) else json.dumps(of)) for key, of in dotted.items()])
+        texts = [of if isinstance(of, str) else json.dumps(of, ensure_ascii=False) for of in dotted.values()]
+        merge.set(tree, list(zip(dotted, map(str, texts), strict=True)))
     merge.set(tree, [option for option in options if option[0] != "config"])
     return tree
 

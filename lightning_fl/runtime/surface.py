@@ -48,7 +48,6 @@ _MANY_CLIENTS = 100
 _PARTS = ("module", "datamodule", "loop", "batch_factory")
 #: Attributes of the trainer with another name than those of the round.
 _OF_ROUND = {
-    "work": "round_work",
     "logged": "round_metrics",
     "reports": "client_reports",
     "evaluated": "evaluated_this_round",

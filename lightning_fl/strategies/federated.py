@@ -342,7 +342,6 @@ class FederatedStrategy(Learner, RankExchange):
                 raise TrainingError(f"rank {rank}: {text}")
         if self.world_size > 1:
             total.reduce_(self)
-        update = ModelUpdate(
-            0, flat.weights, total.value(1.0), num_clients=self.world_size, spans=averaged_spans(flat, None)
-        )
+        average, spans = total.value(1.0), averaged_spans(flat, None)
+        update = ModelUpdate(0, flat.weights, average, num_clients=self.world_size, spans=spans)
         flat.load(self.aggregate(update))

@@ -105,7 +105,9 @@ class Advisor:
         trainer = {key: value for key, value in self.trainer.items() if key != "callbacks+"}
         trainer |= advice.settings | {"default_root_dir": str(self.out / "recommended")}
         headline = f"# {self.recipe.name} with {title(advice.recommended)}, by lightning-fl advise."
-        return f"{headline}\n{dump_yaml(self.content | {'trainer': trainer})}"
+        replaced = tuple(f"trainer.{name}" for name in (*advice.settings, "default_root_dir"))
+        content = {key: of for key, of in self.content.items() if not key.startswith(replaced)}
+        return f"{headline}\n{dump_yaml(content | {'trainer': trainer})}"
 
     def _look(self) -> bool:
         """Train a round to see clients and metrics; refuse what cannot be advised on. False if it was stopped."""

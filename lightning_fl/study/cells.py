@@ -214,8 +214,11 @@ def make_cells(study: Study, out: Path) -> list[Cell]:
     """Create the cells of a study in the order of its declaration, the seeds of one variant together."""
     cells, checksum = [], cache(partial(_checksum, out))
     for arm, place in study.places():
+        name = study.arms[arm].recipe
+        for axis, label in place.items():
+            name = name.replace(f"{{{axis}}}", label)
         try:
-            recipe = find_recipe(study.arms[arm].recipe.format(**place))
+            recipe = find_recipe(name)
         except ConfigurationError as error:
             raise ConfigurationError(f"{study.path}, arms.{arm}: {error}") from None
         layers = study.layers(arm, place)

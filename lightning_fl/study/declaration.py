@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.recipe.file import flat_settings
 from lightning_fl.study.claims import Claim
 
 #: Default scale: everything declared outside of ``scales``.
@@ -132,15 +133,18 @@ class Study:
         of_axes = [self.grid[axis][label] for axis, label in place.items()]
         keys = {"arm": arm, **place}
         own = [one["overrides"] for one in self.cells if all(one.get(key, keys[key]) == keys[key] for key in keys)]
-        layers = [self.overrides, *of_axes, self.arms[arm].overrides, *own, self.scales[self.scale].overrides]
+        of_arm, of_scale = self.arms[arm].overrides, self.scales[self.scale].overrides
+        layers = list(map(_with_dots, [self.overrides, *of_axes, of_arm, *own, of_scale]))
         kept, moved = [], []
         for number, layer in enumerate(layers):
             replaced = {key: value for later in layers[number + 1 :] for key, value in later.items()}
+            again = {path.replace(".init_args", "") for path, _ in flat_settings(replaced)}
             named = tuple(f"{key}." for key, value in replaced.items() if "." in key and isinstance(value, str))
             late = {
                 key: value
                 for key, value in layer.items()
-                if (key.endswith("+") and key[:-1] in replaced) or (key.startswith(named) and key not in replaced)
+                if (key.endswith("+") and key[:-1] in replaced)
+                or (key.startswith(named) and key.replace(".init_args", "") not in again)
             }
             kept.append({key: value for key, value in layer.items() if key not in late})
             moved.append(late)
@@ -171,3 +175,12 @@ class Study:
         if published:
             content["published"] = {"source": self.published.source, "values": published}
         return content
+
+
+def _with_dots(layer: Overrides) -> Overrides:
+    """The layer with dotted keys for what it nests below ``trainer``."""
+    nested = layer.get("trainer")
+    if not isinstance(nested, dict):
+        return layer
+    rest = {key: value for key, value in layer.items() if key != "trainer"}
+    return {f"trainer.{key}": value for key, value in nested.items()} | rest

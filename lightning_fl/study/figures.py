@@ -191,9 +191,9 @@ def draw_results(results: StudyResults, statistic: str) -> Figure:
 def draw_claims(results: StudyResults) -> Figure | None:
     """Draw the difference of every claim with its 95 % interval; ``None`` without a difference."""
     unit = " in percentage points" if results.study.table.percent else ""
-    answers = {}
+    answers, fixed = {}, {claim.text: dict(claim.axes) for claim in results.study.claims}
     for answer in results.answers:
-        place = {axis: label for axis, label in answer.axes.items() if f"{axis}={label}" not in answer.claim}
+        place = {axis: label for axis, label in answer.axes.items() if axis not in fixed[answer.claim]}
         label = f"{answer.claim}  ({cell_name('', place)})" if place else answer.claim
         answers[label] = (answer.interval, answer.verdict)
     return draw_intervals(answers, f"left side minus right side{unit}, paired by seed, 95 % interval")

@@ -195,7 +195,8 @@ class FinishedRun:
         import pandas as pd
 
         curves = self.curves
-        column = next((found for found in (f"{split}/{name}", f"{split}_{name}", name) if found in curves), None)
+        names = [f"{split}/{name}", f"{split}_{name}", *({name} & {*self.metric_names(split)})]  # else another split's
+        column = next((found for found in names if found in curves), None)
         if column is None:
             return pd.DataFrame(columns=["round", "mean", "worst", "megabytes"], dtype=float)
         moved = [f"communication/megabytes_{direction}" for direction in ("sent", "received")]

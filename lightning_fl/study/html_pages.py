@@ -3,6 +3,7 @@
 import base64
 import math
 import operator
+import os
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -60,8 +61,9 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
     settings = [Part(table=facts(_run_facts(run)))]
     if run.recipe:
         settings.append(Part(code=dump_yaml(run.recipe, width=110), summary="full recipe"))
+    out = out or run.folder / "report.html"
     return write_page(
-        out or run.folder / "report.html",
+        out,
         f"{summary.get('method', run.algorithm)}: {summary.get('title', run.folder.name)}",
         f"{len(run.client_names)} clients, seed {run.seed} · {run.folder}",
         badges,
@@ -70,7 +72,7 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
             "Figures": [Part(pictures=pictures) if pictures else Part("No figures.")],
             "Settings": [*settings, Part(table=facts(summary.get("versions", {})), summary="versions")],
             "Commands": [Part(code="\n".join(_run_commands(run)))],
-            "Files": [Part(links=list(files))],
+            "Files": [Part(links=[os.path.relpath(run.folder / name, out.parent) for name in files])],
         },
     )
 
@@ -185,7 +187,7 @@ def write_study_page(
             "Figures": [Part(pictures=pictures) if pictures else Part("No finished runs.")],
             "Runs": [
                 Part(f"{about_runs} Paths are relative to the study's folder."),
-                Part(table=_runs_table(results), summary="all runs", is_open="failed" in statuses),
+                Part(table=_runs_table(results, out), summary="all runs", is_open="failed" in statuses),
             ],
             "Settings": _study_settings(study),
             "Versions and machine": [Part(table=facts({**environment, **packages}))],
@@ -212,9 +214,10 @@ def _study_pictures(results: StudyResults, out: Path) -> list[Picture]:
     )
 
 
-def _runs_table(results: StudyResults) -> list[Column]:
+def _runs_table(results: StudyResults, out: Path) -> list[Column]:
     cells = results.cells
-    links = ["" if cell.failure else cell.run_folder or cell.log for cell in cells]
+    paths = ["" if cell.failure else cell.run_folder or cell.log for cell in cells]
+    links = [path if (out / path).exists() else "" for path in paths]
     return label_columns(
         {
             "run": [cell_name(cell.arm, cell.place) for cell in cells],
@@ -223,7 +226,9 @@ def _runs_table(results: StudyResults) -> list[Column]:
             "data": [cell.data_source for cell in cells],
             "rounds": ["" if cell.rounds is None else cell.rounds for cell in cells],
             "seconds": ["" if cell.seconds is None else f"{cell.seconds:.1f}" for cell in cells],
-            "folder, log or error": [Value(c.failure or at, link=at) for c, at in zip(cells, links, strict=True)],
+            "folder, log or error": [
+                Value(c.failure or at, link=to) for c, at, to in zip(cells, paths, links, strict=True)
+            ],
         }
     )
 

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -155,11 +156,12 @@ def test_an_interrupted_fit_says_how_to_go_on_and_gets_the_same_result(tiny, com
     line = err.splitlines()[-1]
     assert line.startswith("To resume from round 2: lightning-fl fit --config tiny.yaml ")
     resume = shlex.split(line.split(": ", 1)[1])
-    assert resume == ["lightning-fl", *words[:-2], "--ckpt_path", "last"]
+    assert resume == ["lightning-fl", *words[:-2], "--ckpt_path", "runs/version_0/checkpoints/last.ckpt"]
+    shutil.copytree("runs/version_0", "runs/version_1")  # a newer run is not the one to go on with
     assert command(*resume[1:])[0] == 0
-    assert summary("runs/version_1")["rounds"] == 3
+    assert summary("runs/version_2")["rounds"] == 3
     assert command("fit", "--config", "tiny.yaml", "--trainer.default_root_dir", "whole")[0] == 0
-    assert rmse("runs/version_1") == rmse("whole/version_0")
+    assert rmse("runs/version_2") == rmse("whole/version_0")
 
 
 @pytest.mark.slow

@@ -119,6 +119,17 @@ def test_a_metric_that_no_run_has_is_said_in_a_line_and_runs_nothing_more(study,
     assert err.count("\n") == 1
 
 
+def test_a_finished_run_without_the_metric_counts_as_failed(study, command):
+    finish_all("out")
+    (last, *_) = Path("out/cells").glob("b,size=large,seed=1-*/version_0/summary.json")
+    last.write_text(last.read_text().replace('"rmse"', '"mae"'))
+    code, out, _ = command("study", study, "--out", "out")
+    assert "has no test metric 'rmse'" in out
+    assert code == 1
+    assert command("study", study, "--out", "out", "--shard", "1/8")[0] == 0
+    assert command("study", study, "--out", "out", "--shard", "8/8")[0] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [

@@ -154,6 +154,12 @@ OPTIMIZERS = [
         ConfigurationError,
         "self.trainer.train_dataloader",
     ),
+    _row(
+        linear(on_train_start=lambda self: self.trainer.num_training_batches),
+        ConfigurationError,
+        "self.trainer.num_training_batches",
+    ),
+    _row(linear(on_train_start=lambda self: self.optimizers()), ConfigurationError, "self.trainer.optimizers"),
 ]
 
 # -- logging --------------------------------------------------------------------------------------------------------

@@ -100,7 +100,8 @@ def test_reduce_fx_may_be_any_function_of_the_batches_values(tmp_path: Path) -> 
     def act(self: Any) -> None:
         index = self.trainer.fit_loop.batch_idx
         self.log("median", [5.0, 1.0, 3.0][index], reduce_fx=torch.median)
-        self.log("spread", float(index), reduce_fx=lambda values: values.max() - values.min())
+        self.log("spread", float(index), reduce_fx=lambda values: float(values.max() - values.min()))
+        assert self.trainer.callback_metrics["spread"] == index
 
     trainer = _trained(act, tmp_path, Clients((10,)))
     assert trainer.metrics["train"]["median"].mean == 3.0

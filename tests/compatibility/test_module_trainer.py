@@ -24,6 +24,7 @@ from reference import (
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, RandomSampler
+from torchmetrics import MeanMetric
 
 from lightning_fl import Partitioned, Silos
 from lightning_fl.callbacks.callback import Callback
@@ -126,6 +127,28 @@ def test_what_there_is_not_says_what_there_is(path: str, instead: str, tmp_path:
                 value = getattr(value, name)
 
     with pytest.raises(TrainingError, match=rf"self.trainer.{path} .*{instead}"):
+        federated_trainer(tmp_path, max_rounds=1).fit(Asks(), Clients((4,)))
+
+
+def test_an_error_of_what_is_asked_for_is_its_own(tmp_path: Path) -> None:
+    class Broken(MeanMetric):
+        def compute(self) -> Any:
+            return self.misspelt
+
+    class Asks(Linear):
+        def __init__(self) -> None:
+            super().__init__()
+            self.broken = Broken()
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.broken.update(1.0)
+            self.log("broken", self.broken, on_step=False, on_epoch=True)
+            return self.loss(batch)
+
+        def on_train_epoch_end(self) -> None:
+            self.trainer.callback_metrics  # noqa: B018
+
+    with pytest.raises(TrainingError, match="misspelt"):
         federated_trainer(tmp_path, max_rounds=1).fit(Asks(), Clients((4,)))
 
 

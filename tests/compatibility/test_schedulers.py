@@ -25,7 +25,7 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 from lightning_fl import FederatedTrainer
-from lightning_fl.callbacks import FineTuning
+from lightning_fl.callbacks import CollaborationGraph, FineTuning
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import Ditto
 
@@ -59,6 +59,11 @@ def _one_cycle(self: Any) -> Any:
     steps = int(self.trainer.estimated_stepping_batches)
     scheduler = lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=steps)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _of_epoch(self: Any) -> Any:
+    optimizer = self.optimizer()
+    return [optimizer], [lr_scheduler.LambdaLR(optimizer, lambda _: 0.5**self.current_epoch)]
 
 
 def _sequential(optimizer: Any) -> Any:
@@ -121,6 +126,17 @@ _FORMS: dict[str, type[Any]] = {
         ).configure_optimizers,
     ),
     "own step": linear("OwnStep", Plateau, lr_scheduler_step=_step_with_half),
+    "own step by the epoch": linear(
+        "StepsByEpoch",
+        _scheduled(lambda of: [lr_scheduler.StepLR(of, 2, gamma=0.1)]),
+        lr_scheduler_step=lambda self, scheduler, metric: scheduler.step(self.current_epoch),
+    ),
+    "a function of the epoch": linear("OfEpoch", Scheduled, configure_optimizers=_of_epoch),
+    "plateau on steps": linear(
+        "LogsAtTheEnd",
+        _scheduled(lambda of: {"lr_scheduler": {"scheduler": _plateau(of), "monitor": "at_end", "interval": "step"}}),
+        on_train_batch_end=lambda self, *_: self.log("at_end", float(-(self.global_step // 2))),
+    ),
 }
 
 
@@ -162,6 +178,33 @@ def test_estimated_steps_are_those_taken(arguments: dict[str, int], steps: int, 
     trainer = fitted(tmp_path, module, Clients((10,)), max_rounds=3, **arguments)
     assert estimates == [steps] * 3
     assert trainer.client_states[0].global_step == steps
+
+
+@pytest.mark.parametrize(
+    ("callback", "steps"),
+    [
+        (CollaborationGraph(budget=1, init_epochs=4), 7 * 3),
+        (CollaborationGraph(budget=1, init_epochs=1), 4 * 3),
+        (FineTuning(epochs=2), 2 * 3),
+        (FineTuning(epochs=3, best_epoch=True), 3 * 3),
+    ],
+    ids=["longer first round", "first round", "fine-tuning", "fine-tuning by epochs"],
+)
+def test_estimated_steps_of_turns_of_other_lengths(callback: Any, steps: int, tmp_path: Path) -> None:
+    """Clients of three batches; one cycle ends with the last turn, and fine-tuning has a cycle of its own."""
+    seen: list[tuple[int, float]] = []
+
+    def note(self: Any, *_: Any) -> None:
+        seen.append((int(self.trainer.estimated_stepping_batches), self.optimizers().param_groups[0]["lr"]))
+
+    module = make(watching(OneCycle, ["on_train_batch_start"], note))
+    trainer = fitted(tmp_path, module, Clients((10, 10)), max_rounds=4, callbacks=[callback])
+    graph = isinstance(callback, CollaborationGraph)
+    assert {estimate for estimate, _ in seen} == ({steps} if graph else {4 * 3, steps})
+    assert seen[-1][0] == steps
+    assert seen[-1][1] < min(rate for _, rate in seen[:1])
+    if graph:
+        assert trainer.client_states[0].global_step == steps
 
 
 # -- what validation sees and changes -------------------------------------------------------------------------------
@@ -208,7 +251,8 @@ _IN_VALIDATION: dict[str, tuple[type[Any], tuple[str, ...]]] = {
         linear("Plateau", ByHand, on_validation_epoch_end=_plateau_by_hand, configure_optimizers=_plateau_alone),
         ("keep", "fresh"),
     ),
-    "groups": (linear("Halves", Scheduled, on_validation_epoch_end=_halve), ("keep",)),
+    "groups": (linear("Halves", Scheduled, on_validation_epoch_end=_halve), ("keep", "fresh", "average")),
+    "groups in training": (linear("Halves", Scheduled, on_train_epoch_end=_halve), ("keep", "fresh", "average")),
 }
 
 

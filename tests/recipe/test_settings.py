@@ -85,6 +85,7 @@ def test_a_later_recipe_changes_a_class(second, expected):
     [
         ("{trainer.max_rounds: 200}", "{trainer: {max_rounds: 5}}", {"trainer": {"max_rounds": 5}}),
         ("{trainer: {max_rounds: 200}}", "{trainer.max_rounds: 5}", {"trainer": {"max_rounds": "5"}}),
+        ("{}", "{trainer.names: [\U0001f9ea, ö]}", {"trainer": {"names": '["\U0001f9ea", "ö"]'}}),
         *(
             ("{data.partitioner.num_clients: 20}", second, {"data": {"init_args": {"partitioner": FOUR}}})
             for second in (

@@ -47,7 +47,7 @@ def test_the_state_is_read_and_written_on_the_trainer(tmp_path: Path) -> None:
     trainer.processes.client_ranks = [0] * 4
     trainer.absent_clients = {3}
     assert (trainer.present_clients, trainer.active_clients) == ([0, 1, 2], [0, 2])
-    names = {"work": "round_work", "logged": "round_metrics", "reports": "client_reports"}
+    names = {"logged": "round_metrics", "reports": "client_reports"}
     for field in fields(Round):
         name = names.get(field.name, "evaluated_this_round" if field.name == "evaluated" else field.name)
         assert getattr(trainer, name) is getattr(trainer.round, field.name), name

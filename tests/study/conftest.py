@@ -55,7 +55,10 @@ def make_run(tmp_path):
             "rounds": 5,
             "wall_time_seconds": 12.5,
             "interrupted": False,
-            "metrics": {"test": {metric: record(clients, higher), **(more or {})}},
+            "metrics": {
+                "test": {metric: record(clients, higher), **(more or {})},
+                **({} if curves is None else {"val": {metric: record(clients, higher)}}),
+            },
             **summary,
         }
         if gains is not None:

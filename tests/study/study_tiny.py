@@ -15,7 +15,7 @@ TINY = {
     "title": "A tiny study",
     "metric": "acc",
     "seeds": [0, 1, 2],
-    "arms": {"a": "r.yaml", "b": {"recipe": "r.yaml", "overrides": {"trainer": {"max_rounds": 2}, "x.y": [1, "z"]}}},
+    "arms": {"a": "r.yaml", "b": {"recipe": "r.yaml", "overrides": {"trainer.max_rounds": 2, "x.y": [1, "z"]}}},
     "grid": {"data": {"left": {}, "right": {"data.name": "other"}}},
 }
 

@@ -5,6 +5,7 @@ import math
 import re
 import signal
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -344,6 +345,17 @@ def test_callbacks_of_data_and_model_and_what_ends_runs_stay(tmp_path, key, call
     settings = advisor._settings("ditto", Way("Ditto", ["BestClientModels"], strategy="ditto"))
     own = [] if "EarlyStopping" in kept else ["EarlyStopping"]
     assert list(map(class_name, settings["callbacks"])) == [*kept, "BestClientModels", *own]
+
+
+def test_a_recommended_recipe_has_nothing_of_the_former_strategy(tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump({"trainer.strategy": "FedProx", "trainer.strategy.mu": 0.3, "trainer.seed": 1}))
+    advisor = Advisor(
+        recipe=recipe, out=tmp_path, runner=lambda _: None, metric=None, seeds=1, max_rounds=1, pooled=False
+    )
+    content = yaml.safe_load(advisor.recommended(SimpleNamespace(settings={"strategy": "Ditto"}, recommended="ditto")))
+    assert {key: content[key] for key in content if key != "trainer"} == {"trainer.seed": 1}
+    assert content["trainer"]["strategy"] == "Ditto"
 
 
 def without_validation():

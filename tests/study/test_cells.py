@@ -62,6 +62,13 @@ def test_a_changed_declaration_is_another_cell(cells, tmp_path, change):
     assert others[0].folder != cells[0].folder
 
 
+def test_axes_of_any_permitted_name_stand_in_the_name_of_a_recipe(tmp_path):
+    study = write_study(
+        tmp_path, arms={"a": "{0}_{data.set}"}, grid={"data.set": {"digits": {}}, "0": {"fedavg": {}, "local": {}}}
+    )
+    assert [cell.recipe.stem for cell in make_cells(study, tmp_path)[::3]] == ["fedavg_digits", "local_digits"]
+
+
 def test_a_changed_recipe_is_another_cell_and_more_seeds_and_arms_are_not(cells, tmp_path):
     _, more = tiny_cells(tmp_path, seeds=[0, 7], arms={**TINY["arms"], "c": "r.yaml"}, title="y")
     assert named(more, "a, data=left, seed 0").folder == cells[0].folder

@@ -1,6 +1,7 @@
 import math
 
 import pytest
+from study_tiny import record
 
 from lightning_fl.study.finished_run import ONLY_SHOW, FinishedRun, find_runs
 
@@ -81,6 +82,12 @@ class TestCurve:
         assert list(curve["round"]) == [1.0, 2.0]
         assert list(curve["mean"]) == [0.25, 0.5]
         assert list(curve["worst"]) == [0.125, 0.375]
+
+    def test_not_of_another_split(self, make_run):
+        run = make_run(
+            "version_0", [1.0], curves={"step": [1], "loss": [0.5]}, more={"loss": record({"c0": 1.0}, False)}
+        )
+        assert run.curve("loss").empty
 
     @pytest.mark.parametrize("column", ["val/acc", "val_acc", "acc"])
     def test_as_modules_name_it(self, make_run, column):

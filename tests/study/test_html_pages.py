@@ -21,6 +21,7 @@ from lightning_fl.core.environment import describe_environment
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.study import html_pages
 from lightning_fl.study.cells import make_cells
+from lightning_fl.study.figures import draw_claims
 from lightning_fl.study.finished_run import FinishedRun
 from lightning_fl.study.html_pages import write_run_page, write_study_page
 from lightning_fl.study.intervals import paired_interval
@@ -145,6 +146,12 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
     assert main(["show", str(folder), "--out", str(folder / "mine.html")]) == 0
     assert (folder / "mine.html").is_file()
+    elsewhere = folder.parent / "pages" / "mine.html"
+    elsewhere.parent.mkdir()
+    assert main(["show", str(folder), "--out", str(elsewhere)]) == 0
+    links = Page(elsewhere.read_text(encoding="utf-8")).links
+    assert links
+    assert all((elsewhere.parent / link).exists() for link in links)
     for name in ("no/mine.html", "config.yaml"):
         assert main(["show", str(folder), "--out", str(folder / name)]) == 2
         assert name in capsys.readouterr().err
@@ -296,6 +303,13 @@ def test_figures_are_those_that_can_be_drawn(tmp_path):
         if cell.run_folder:
             shutil.rmtree(tmp_path / "out" / cell.run_folder)
     assert len(Page(write_study_page(results, tmp_path / "out").read_text()).pictures) == 3
+
+
+def test_every_answer_of_a_claim_is_drawn(tmp_path):
+    """Also where the claim names values of the axis, or where one value begins with another."""
+    grid = {"data": {"x": {}, "y": {}, "x2": {}}}
+    figure = draw_claims(results_of(tmp_path, grid=grid, claims=["mean(a, data=x2) < mean(b)"]))
+    assert len(figure.axes[0].get_yticks()) == 3
 
 
 def test_the_command_names_the_seeds(tmp_path):

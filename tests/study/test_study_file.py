@@ -53,7 +53,7 @@ def test_a_whole_file(write, tmp_path):
     assert ("mine", {"data": "esol", "rate": "1"}) in places
     assert not any(arm == "mine" and place["data"] == "hiv" for arm, place in places)
     assert study.layers("mine", {"data": "hiv", "rate": "0.1"}) == [
-        {"trainer": {"max_rounds": 4}},
+        {"trainer.max_rounds": 4},
         {"data.source": "real"},
         {"model.learning_rate": 0.1},
         {"trainer.local_steps": 2},
@@ -110,6 +110,26 @@ def test_what_an_axis_adds_to_a_list_is_added_to_the_arms(tmp_path):
         {"trainer.callbacks+": noise},
     ]
     assert study.layers("plain", {"noise": "some"}) == [{"trainer.callbacks+": noise, "data.x": 1}]
+
+
+def test_nested_overrides_are_additions_arguments_and_later_ones_like_dotted_ones(tmp_path):
+    sampling, noise = {"class_path": "UniformSampling"}, {"class_path": "LabelNoise"}
+    study = write_study(
+        tmp_path,
+        overrides={"trainer.strategy.mu": 0.1, "trainer": {"callbacks+": [noise], "max_rounds": 2}},
+        arms={
+            "prox": {"recipe": "r.yaml", "overrides": {"trainer": {"strategy": "FedProx"}}},
+            "own": {"recipe": "r.yaml", "overrides": {"trainer": {"callbacks": [sampling]}}},
+        },
+        grid={},
+        scale="s",
+        scales={"s": {"overrides": {"trainer": {"strategy": {"init_args": {"mu": 0.9}}}}}},
+    )
+    prox, own = ([item for layer in study.layers(arm, {}) for item in layer.items()] for arm in ("prox", "own"))
+    assert prox.index(("trainer.strategy", "FedProx")) < prox.index(("trainer.strategy", {"init_args": {"mu": 0.9}}))
+    assert prox[-1] == ("trainer.strategy", {"init_args": {"mu": 0.9}})
+    assert own[-1] == ("trainer.callbacks+", [noise])
+    assert ("trainer.callbacks", [sampling]) in own
 
 
 def test_what_an_axis_gives_to_a_class_is_given_to_the_one_that_an_arm_names(tmp_path):

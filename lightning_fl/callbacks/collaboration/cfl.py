@@ -88,9 +88,8 @@ class CFL(ClientClusters):
             found = split_cluster(own, samples, eps1=eps1, eps2=eps2, gamma_max=self.gamma_max)
             if found is not None:
                 sides = 2 * len(self.splits) + 1, 2 * len(self.splits) + 2
-                self.splits.append(
-                    ClusterSplit(trainer.federation.current_round + 1, cluster, sides, found.cross_similarity)
-                )
+                turn = trainer.federation.current_round + 1
+                self.splits.append(ClusterSplit(turn, cluster, sides, found.cross_similarity))
                 moves |= {client: -1 for client, other in enumerate(self.clusters) if other == cluster}
                 moves |= {clients[row]: sides[side] for row, side in zip(rows, found.labels, strict=True)}
         return moves or None
@@ -101,7 +100,4 @@ class CFL(ClientClusters):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self.splits = [
-            ClusterSplit(done, cluster, (first, second), similarity)
-            for done, cluster, first, second, similarity in state["splits"]
-        ]
+        self.splits = [ClusterSplit(turn, cluster, (a, b), cosine) for turn, cluster, a, b, cosine in state["splits"]]

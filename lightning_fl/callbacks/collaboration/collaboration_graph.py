@@ -107,10 +107,8 @@ class CollaborationGraph(Callback):
         elif self.budget != 0:
             self._check_validation(trainer)
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
-
-    def on_round_start(self, trainer: TrainerSurface) -> None:
-        if trainer.federation.current_round == 0 and self.init_epochs is not None:
-            trainer.round.work = LocalWork(None, self.init_epochs)
+        if self.init_epochs is not None:
+            trainer.round.first_work = LocalWork(None, self.init_epochs)
 
     def select_collaboration(self, trainer: TrainerSurface, weights: Mapping[int, Weights]) -> Collaboration:
         clients = list(weights)

@@ -33,12 +33,7 @@ from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.engine.weights.flat import FlatModule, Weights
 from lightning_fl.files.tensors import read_numpy, read_torch
-from lightning_fl.functional.fedcollab import (
-    coalition_objective,
-    join_coalitions,
-    same_coalitions_share,
-    solve_coalitions,
-)
+from lightning_fl.functional import fedcollab
 from lightning_fl.runtime.surface import TrainerSurface
 
 #: Share of draws with the same coalitions below which a run warns.
@@ -154,11 +149,8 @@ class FedCollab(ClientClusters):
         if self.structure is not None:
             self._join_structure(trainer, Path(self.structure))
             return
-        labels = solve_coalitions(
-            *self._objective_inputs(trainer, present),
-            num_restarts=self.num_restarts,
-            seed=derive_seed(trainer.seed, "coalitions"),
-        )
+        inputs, seed = self._objective_inputs(trainer, present), derive_seed(trainer.seed, "coalitions")
+        labels = fedcollab.solve_coalitions(*inputs, num_restarts=self.num_restarts, seed=seed)
         self._set_coalitions(trainer, dict(zip(present, labels, strict=True)))
         self._log_stability(trainer, present, labels)
 
@@ -248,7 +240,7 @@ class FedCollab(ClientClusters):
         """Labels of clients, with newcomers where the objective is least."""
         clients = sorted([*labels, *newcomers])
         places = {client: place for place, client in enumerate(clients)}
-        joined = join_coalitions(
+        joined = fedcollab.join_coalitions(
             [labels.get(client, 0) for client in clients],
             *self._objective_inputs(trainer, clients),
             [places[client] for client in newcomers],
@@ -260,12 +252,11 @@ class FedCollab(ClientClusters):
         trainer.federation.collaboration = self.collaboration(trainer)
         clients = sorted(labels)
         inputs = self._objective_inputs(trainer, clients)
-        objective = coalition_objective([labels[client] for client in clients], *inputs)
+        objective = fedcollab.coalition_objective([labels[client] for client in clients], *inputs)
         names = trainer.datamodule.client_names()
         coalitions = [[names[i] for i in clients if labels[i] == label] for label in sorted(set(labels.values()))]
-        trainer.run_log.summary.setdefault("fedcollab", {}).update(
-            {"coalitions": coalitions, "capacity": inputs[-1], "objective": objective}
-        )
+        found = {"coalitions": coalitions, "capacity": inputs[-1], "objective": objective}
+        trainer.run_log.summary.setdefault("fedcollab", {}).update(found)
         rank_zero_info("FedCollab: " + "; ".join(f"coalition {k}: {', '.join(c)}" for k, c in enumerate(coalitions)))
         self._write(trainer)
 
@@ -275,7 +266,7 @@ class FedCollab(ClientClusters):
             return
         distances, samples, capacity = self._objective_inputs(trainer, clients)
         seed = derive_seed(trainer.seed, "coalition stability")
-        share = same_coalitions_share(labels, distances, errors, samples, capacity, seed=seed)
+        share = fedcollab.same_coalitions_share(labels, distances, errors, samples, capacity, seed=seed)
         trainer.run_log.summary["fedcollab"]["same_coalitions_share"] = share
         rank_zero_info(f"FedCollab: the same coalitions in {share:.0%} of draws of the distances with their errors")
         if share < _STABLE:
@@ -296,10 +287,8 @@ class FedCollab(ClientClusters):
             read_model(run, label, trainer.module, trainer.loop.flat) if label in known.values() else initial
             for label in range(trainer.federation.collaboration.num_models)
         ]
-        trains = {self.clusters[client] for client in newcomers}
-        trainer.federation.resting_clients = {
-            client for client, label in enumerate(self.clusters) if label >= 0 and label not in trains
-        }
+        rests = set(self.clusters) - {-1} - {self.clusters[client] for client in newcomers}
+        trainer.federation.resting_clients = {client for client, label in enumerate(self.clusters) if label in rests}
 
     def _write(self, trainer: TrainerSurface) -> None:
         if trainer.is_global_zero:
@@ -307,9 +296,8 @@ class FedCollab(ClientClusters):
             trainer.run_log.write("distances.csv", distance_table(names, self.distances))
             trainer.run_log.write("distance_errors.csv", distance_table(names, self.distance_errors))
             rows = zip(names, trainer.federation.num_samples, self.clusters, strict=True)
-            trainer.write_table(
-                "coalitions.csv", ("client", "samples", "coalition"), [row for row in rows if row[2] >= 0]
-            )
+            present = [row for row in rows if row[2] >= 0]
+            trainer.write_table("coalitions.csv", ("client", "samples", "coalition"), present)
 
 
 def read_distances(path: Path, names: list[str]) -> Tensor:

@@ -66,11 +66,8 @@ class FeSEM(ClientClusters):
         if max(self.clusters) < 0:
             return [trainer.federation.models[0]] * self.num_clusters
         models = iter(trainer.federation.models)
-        device = trainer.fabric.device
-        return [
-            Weights.from_state_dict(self._empty[k], device) if k in self._empty else next(models)
-            for k in range(self.num_clusters)
-        ]
+        empty = {k: Weights.from_state_dict(centre, trainer.fabric.device) for k, centre in self._empty.items()}
+        return [empty[k] if k in empty else next(models) for k in range(self.num_clusters)]
 
     def _first(self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int]) -> Sequence[int]:
         if len(clients) < self.num_clusters:
@@ -78,9 +75,8 @@ class FeSEM(ClientClusters):
             raise ConfigurationError(f"FeSEM.num_clusters={self.num_clusters}: {count}. Lower the number.")
         # All started from one model, so updates have the distances of weights.
         gram, seed = self.gram(trainer, weights, clients), derive_seed(trainer.seed, "first centres")
-        return kmeans_from_gram(
-            gram, self.num_clusters, seed, weights=[trainer.federation.num_samples[client] for client in clients]
-        )
+        samples = [trainer.federation.num_samples[client] for client in clients]
+        return kmeans_from_gram(gram, self.num_clusters, seed, weights=samples)
 
     def _nearest(
         self,

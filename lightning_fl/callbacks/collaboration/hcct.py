@@ -132,9 +132,8 @@ class HCCT(ClientClusters):
         gram = self.gram(trainer, weights, clients, self._spans(trainer))
         if self.memory:
             at = torch.meshgrid(torch.tensor(clients), torch.tensor(clients), indexing="ij")
-            self._cosines[at], self._weights[at] = remembered_cosines(
-                self._cosines[at], self._weights[at], cosine_similarities(gram), self.memory
-            )
+            before = self._cosines[at], self._weights[at]
+            self._cosines[at], self._weights[at] = remembered_cosines(*before, cosine_similarities(gram), self.memory)
         self._partition_tried = trainer.federation.current_round
         gram = self._over_rounds(gram, clients)
         samples = [trainer.federation.num_samples[client] for client in clients]

@@ -74,9 +74,8 @@ class PFedGraph(Callback):
         self._pulled: set[int] = set()
         trainer.federation.collaboration = Collaboration.local(trainer.num_clients)
         shares = Collaboration.fedavg(trainer.federation.num_samples).aggregation  # counts the first model as sent
-        trainer.federation.collaboration = Collaboration(
-            shares.expand(trainer.num_clients, -1), torch.eye(trainer.num_clients)
-        )
+        shares = shares.expand(trainer.num_clients, -1)
+        trainer.federation.collaboration = Collaboration(shares, torch.eye(trainer.num_clients))
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Keep the initial model, once all callbacks have changed it."""

@@ -189,9 +189,8 @@ class DROClientSampling(Callback):
         assert trainer.local_steps is not None
         share, weights = self._of_present(present)
         floor = min(self.floor / (share or 1.0), 1 / len(present))
-        self.weights[present] = share * sampling_weights_update(
-            weights, estimate[present], self.step_size, trainer.local_steps, floor=floor
-        )
+        ascent = estimate[present], self.step_size, trainer.local_steps
+        self.weights[present] = share * sampling_weights_update(weights, *ascent, floor=floor)
         if not trainer.logs_clients:
             trainer.log("sampling_weight/max", float(self.weights.max()))
         trainer.log_each_client("sampling_weight", dict(enumerate(self.weights.tolist())))
@@ -209,9 +208,8 @@ class DROClientSampling(Callback):
         # Turns that passed step t' send two models; without any, the averaged snapshot is the new model.
         twice = [client for client, (_, later) in done.items() for _ in range(later)]
         trainer.federation.communication.send(twice)
-        self._measure_losses(
-            trainer, self._loss_clients, snapshot, sent=snapshot if twice else trainer.federation.models[0]
-        )
+        sent = snapshot if twice else trainer.federation.models[0]
+        self._measure_losses(trainer, self._loss_clients, snapshot, sent=sent)
 
     def _measure_losses(self, trainer: TrainerSurface, clients: Sequence[int], weights: Weights, sent: Weights) -> None:
         """Measure some clients' losses at some weights; ``sent`` counts as traffic if they do not hold it."""

@@ -79,8 +79,8 @@ class FineTuning(Callback):
 
     def _work(self, trainer: TrainerSurface) -> LocalWork:
         if self.steps is None and self.epochs is None and trainer.local_steps is not None and not self.best_epoch:
-            return LocalWork(2 * trainer.local_steps, 1)
-        return LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs)
+            return LocalWork(2 * trainer.local_steps, 1, turns=1)
+        return LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs, turns=1)
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Continue a resumed run with the shared models."""
@@ -111,10 +111,11 @@ class FineTuning(Callback):
     def _best_epoch(self, trainer: TrainerSurface, client: int, weights: Weights) -> dict[str, Tensor]:
         kept: dict[int, Any] = {}
         state, choose = trainer.loop.training.state_aside(client), partial(deciding_metric, trainer)
+        work = LocalWork(None, 1, turns=self._work(trainer).epochs)
         for epoch in range(self._work(trainer).epochs + 1):
             if epoch:
                 purpose = f"fine-tuning, epoch {epoch}"
-                trainer.loop.training.train(client, weights, state, purpose=purpose, own=False, work=LocalWork(None, 1))
+                trainer.loop.training.train(client, weights, state, purpose=purpose, own=False, work=work)
                 weights = trainer.client_weights().clone()
             keep_better(kept, client, *validate_client(trainer, client, weights, choose), weights, epoch)
         return kept[client]["weights"] if kept else weights.state_dict()

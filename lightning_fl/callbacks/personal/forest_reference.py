@@ -91,9 +91,8 @@ class ForestReference(Callback):
         if trainer.datamodule.client_data(client, split) is None:
             return {}
         counts, targets = _samples(trainer, client, split)
-        predictions = torch.stack(
-            [torch.from_numpy(self._predict(forest, counts)) for forest in self._forests[client]], dim=1
-        )
+        columns = [torch.from_numpy(self._predict(forest, counts)) for forest in self._forests[client]]
+        predictions = torch.stack(columns, dim=1)
         found = dict(task_scores(self._task, predictions, targets).mean)
         present = ~targets.isnan()
         if self._task == "regression" and bool(present.any()):

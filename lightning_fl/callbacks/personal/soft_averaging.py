@@ -60,9 +60,8 @@ class PersonalMixtures(Callback):
             own = self.weigh(trainer, self.personal_split)
             mixtures = torch.where(own.isnan(), by_split, own)
         old = trainer.federation.collaboration
-        trainer.federation.collaboration = Collaboration(
-            old.aggregation, torch.where(mixtures.isnan(), old.personalisation, mixtures)
-        )
+        mixtures = torch.where(mixtures.isnan(), old.personalisation, mixtures)
+        trainer.federation.collaboration = Collaboration(old.aggregation, mixtures)
         self.personal_round = done
 
 
@@ -116,14 +115,12 @@ class SoftAveraging(PersonalMixtures):
     def on_fit_start(self, trainer: TrainerSurface) -> None:
         """Assign clients to random groups."""
         self.__post_init__()
-        warn_beyond_end(
-            self, trainer.max_rounds, every_n_rounds=self.every_n_rounds, initial_rounds=self.initial_rounds
-        )
-        count, name = trainer.num_clients, type(self).__name__
+        count, most, name = trainer.num_clients, trainer.max_rounds, type(self).__name__
+        warn_beyond_end(self, most, every_n_rounds=self.every_n_rounds, initial_rounds=self.initial_rounds)
         check_at_most_clients(self, count, num_models=self.num_models)
-        if self.initial_rounds > trainer.max_rounds:
+        if self.initial_rounds > most:
             option = f"{name}.initial_rounds={self.initial_rounds}"
-            raise ConfigurationError(f"{option}: must be at most trainer.max_rounds={trainer.max_rounds}.")
+            raise ConfigurationError(f"{option}: must be at most trainer.max_rounds={most}.")
         refuse_manual_steps(trainer.loop.module, name)
         check_samples(trainer.loop, f"{name}.split", self.split)
         check_samples(trainer.loop, f"{name}.personal_split", self.personal_split or self.split)
@@ -134,9 +131,8 @@ class SoftAveraging(PersonalMixtures):
     def on_round_start(self, trainer: TrainerSurface) -> None:
         """Train from the mixtures by importance, also if clients were evaluated with others."""
         if self.importance and self.personal_split != self.split:
-            trainer.federation.collaboration = Collaboration(
-                trainer.federation.collaboration.aggregation, self.importance[-1]
-            )
+            aggregation = trainer.federation.collaboration.aggregation
+            trainer.federation.collaboration = Collaboration(aggregation, self.importance[-1])
 
     def on_aggregate_end(self, trainer: TrainerSurface) -> None:
         since = trainer.federation.current_round + 1 - self.initial_rounds

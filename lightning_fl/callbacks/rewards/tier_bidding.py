@@ -157,12 +157,9 @@ class TierBidding(PersonalMixtures):
         else:
             self._collect_bids(trainer, present)
             best, drawn, available = self.num_best, self.num_random, [present] * self.num_tiers
-        bidders = {
-            tier: {client: wanted.index(tier) + 1 for client, wanted in self._bids.items() if tier in wanted}
-            for tier in tiers
-        }
-        cohorts = {}
+        bidders, cohorts = {}, {}
         for tier in tiers:
+            bidders[tier] = {client: wanted.index(tier) + 1 for client, wanted in self._bids.items() if tier in wanted}
             known, draws = self._standings(trainer, tier), trainer.generator("cohort", tier)
             cohorts[tier] = schedule(bidders[tier], known, best, drawn, draws, available=available[tier])
         if present and not any(cohort.clients for cohort in cohorts.values()):
@@ -185,11 +182,9 @@ class TierBidding(PersonalMixtures):
         """Score the new tier models, settle payments and set the clients' mixtures."""
         shares = trainer.round.shares
         importance, mixtures = self._importance(trainer, trainer.active_clients, self.bid_split)
-        accuracies = [
-            float(importance[list(shares[tier]), tier].mean()) if tier in shares else float("nan")
-            for tier in range(self.num_tiers)
-        ]
-        for tier in shares:
+        accuracies = [float("nan")] * self.num_tiers
+        for tier, of_tier in shares.items():
+            accuracies[tier] = float(importance[list(of_tier), tier].mean())
             trainer.log(f"tier/{tier}/accuracy", accuracies[tier])
         if self.ledger is not None:
             trainer.log("tokens/unaffordable", sum(map(len, self._unaffordable.values())))

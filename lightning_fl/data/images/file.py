@@ -56,8 +56,7 @@ def read_images(paths: Sequence[Path], size: int, channels: int, what: str, *, r
             images[index] = resize_images(image[None], size)[0]
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(read, range(0, len(paths), _FILES_PER_TASK)):
-            pass  # raises what a thread raised
+        list(pool.map(read, range(0, len(paths), _FILES_PER_TASK)))  # raises what a thread raised
     return images
 
 

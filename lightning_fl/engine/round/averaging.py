@@ -120,9 +120,8 @@ class SharedModels:
         if weight is None:
             return part
         shares = self._loop.federation.collaboration.personalisation[participant.client]
-        assigned = participant.model is not None or participant.feeds is not None  # independent of its shares
         # Positive, because the weights of a model are divided by their sum.
-        return {model: weight if assigned else weight * max(float(shares[model]), 1e-6) for model in part}
+        return {model: weight if participant.assigned else weight * max(float(shares[model]), 1e-6) for model in part}
 
     def _weigh(self, arrived: Mapping[Participant, ClientReport]) -> None:
         """Replace the weights of the finished participants by those that the strategy computes."""
@@ -161,7 +160,7 @@ class SharedModels:
 def _models_of(participant: Participant, column: list[float]) -> dict[int, float]:
     """The models a participant contributes to, with its weight in each, from its client's column of A."""
     given = participant.weight
-    if participant.model is None and participant.feeds is None:
+    if not participant.assigned:
         return {k: a if given is None else given for k, a in enumerate(column) if a > 0}
     feeds = participant.feeds if participant.model is None else (participant.model,)
     weights = {k: column[k] if given is None else given for k in feeds or ()}

@@ -38,10 +38,8 @@ def train_round(loop: LocalLoop, cohort: Cohort, stacked: StackedLoop | None = N
     if loop.own_steps:
         now.trained = {one: loop.identity_of(loop.model_of(one)) for one in cohort.participants}
     chooser = next(iter(loop.hooks.of("select_collaboration")), None)
-    if chooser is not None and any(participant.model is not None for participant in cohort.participants):
-        other = "the callback that selects clients assigns models to them"
-        what = f"{chooser.owner} decides who trains which model, but {other}"
-        raise ConfigurationError(f"{what}. Keep one of the two in trainer.callbacks.")
+    if chooser is not None:
+        cohort.refuse_models(chooser.owner)
     if chooser is not None and "model_per_client" in getattr(chooser.listener, "traits", ()):
         models: SharedModels | ClientModels = ClientModels(loop, cohort, chooser)
     else:

@@ -108,7 +108,7 @@ class StackedLoop:
                 begins = length.ends_step(index)
             collector = LogCollector(self._settings.log_every_n_steps)
             self._trainer.replay(collector)
-            rows.append(Row(turn, batches.pack, batches.num_samples, total, int(length.steps), steps, collector))
+            rows.append(Row(turn, batches.pack, batches.num_samples, total, int(length.run_steps), steps, collector))
         return rows
 
     def _begin(self, rows: Sequence[Row]) -> StackedWeights:
@@ -136,7 +136,7 @@ class StackedLoop:
         return {
             "global_step": {row.turn.state.global_step + step for row in rows},
             "num_training_batches": {row.total for row in rows},
-            "estimated_stepping_batches": {self._settings.max_rounds * row.planned_steps for row in rows},
+            "estimated_stepping_batches": {row.planned_steps for row in rows},
         }
 
     def _batch_of(

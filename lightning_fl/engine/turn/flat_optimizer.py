@@ -264,12 +264,11 @@ class SecondOptimizer:
             places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
             own = [(shared[at[:2]], shape) for at, shape in places if at is not None and at[:2] in shared]
             runs = merge_spans([span for span, _ in own])
-            parts: list[tuple[Place, torch.Size | None]]
             if whole and (not kept or all(_key(run) in kept for run in runs)):
-                parts = [(run, None) for run in runs]
+                parts = [(run, torch.Size([run.end - run.begin])) for run in runs]
             else:  # one by one, also where hooks have frozen or unfrozen layers since the states were kept
                 parts = [(Place(span.dtype, span.begin, span.end), shape) for span, shape in own]
-            self._groups.append([(place, nn.Parameter(_part(turn.kept[name], place, shape))) for place, shape in parts])
+            self._groups.append([(at, nn.Parameter(turn.kept[name].part(at).view(shape))) for at, shape in parts])
         self._parameters = [parameter for own in self._groups for _, parameter in own]
         self._twin = copy.copy(self._first)  # keeps its class and settings
         if isinstance(stored, list) and len(stored) == len(self._parameters):  # an older checkpoint's, in their order
@@ -281,7 +280,7 @@ class SecondOptimizer:
     def step(self, gradient: Weights) -> None:
         """Step the weights by a gradient, clipped as in the run."""
         for place, parameter in chain(*self._groups):
-            parameter.grad = _part(gradient, place, parameter.shape)
+            parameter.grad = gradient.part(place).view(parameter.shape)
         if clip := self._settings.gradient_clip_val:
             if self._settings.gradient_clip_algorithm == "value":
                 nn.utils.clip_grad_value_(self._parameters, clip)
@@ -314,11 +313,6 @@ def _kept_state(place: Place, parameter: nn.Parameter, kept: dict[str, Any], opt
                 found[name] = value.to(parameter.device)
         return found
     return {}
-
-
-def _part(weights: Weights, place: Place, shape: torch.Size | None) -> Tensor:
-    part = weights.part(place)
-    return part if shape is None else part.view(shape)
 
 
 #: Changes a gradient in place, given the present weights.

@@ -6,8 +6,8 @@ counts the client's own optimiser steps.
 """
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,7 +87,8 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     checkpoint_callback: Any = None
     log_dir: str | None = None
     global_step = 0
-    _took_turns = _ends_round = False
+    _took_turns = False
+    _rounds_ago = 0
 
     def __init__(
         self,
@@ -168,7 +169,16 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     def current_epoch(self) -> int:
         # Lightning validates and ends an epoch inside of it; here the round's number has moved on by then.
         validates = self.state.stage is RunningStage.VALIDATING and self.state.fn is _FIT
-        return self._federation.current_round - (validates or self._ends_round)
+        return self._federation.current_round - (validates or self._rounds_ago)
+
+    @contextmanager
+    def in_round(self, number: int) -> Iterator[None]:
+        """Context in which a finished round is the present epoch."""
+        self._rounds_ago = self._federation.current_round - number
+        try:
+            yield
+        finally:
+            self._rounds_ago = 0
 
     @property
     def should_stop(self) -> bool:
@@ -279,7 +289,10 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     def batches_of(self, word: str) -> Any:
         """Batches of a stage in the client's turn; of evaluation a list with an entry per loader."""
         if word == "train":
-            return self._lengths()[0] or float("inf")
+            total = self._lengths()[0]
+            if total is None and self._took_turns:  # in on_train_start
+                refuse_outside_of_a_turn("num_training_batches")
+            return total or float("inf")
         found = self._num_batches[word]
         if found is None:  # asked for in a training turn
             loader = self.val_dataloaders if self.client is not None and self.training else None
@@ -359,9 +372,8 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     def call_apart(self, name: str) -> None:
         """Call a hook of the callbacks of the run: ``on_train_epoch_end`` when the round is over."""
         self.client, self.global_step = None, self._federation.global_step
-        self._ends_round = name == "on_train_epoch_end"
-        self.call_callbacks(self.lightning_callbacks.apart, name)
-        self._ends_round = False
+        with self.in_round(self.current_round - (name == "on_train_epoch_end")):
+            self.call_callbacks(self.lightning_callbacks.apart, name)
 
     def take_optimizers(self, optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedulerConfig]) -> None:
         self.strategy.optimizers, self.strategy.lr_scheduler_configs = list(optimizers), list(schedulers)
@@ -375,6 +387,8 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         if name in _OF_FEDERATED:
             return getattr(self.federated, name)
+        if isinstance(getattr(type(self), name, None), property):
+            return object.__getattribute__(self, name)  # raises the property's own error
         raise AttributeError(refusal(name, vars(self).get("federated")))
 
     def __setattr__(self, name: str, value: object) -> None:

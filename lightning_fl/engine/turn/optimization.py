@@ -125,7 +125,7 @@ class Optimization:
             parameter.grad = None
         if state.parameters:
             self._regroup(optimizers, state)
-        self._group_sizes = _group_sizes(optimizers)
+        self._group_sizes, self._rates = _group_sizes(optimizers), _rates(optimizers)
         self._trainer.take_optimizers(optimizers, schedulers)
         schedulers, averages = self._trainer.lr_scheduler_configs, self._trainer.lightning_callbacks.averages
         if averages is not None and state.schedulers and state.rounds_seen >= averages.start:
@@ -140,6 +140,7 @@ class Optimization:
             scheduling = [*(config.scheduler for config in schedulers), *self.held_schedulers]
             for scheduler, saved in zip(scheduling, state.schedulers, strict=False):  # there may be a new one
                 scheduler.load_state_dict(saved)
+        if state.schedulers or (state.groups and not state.optimizers):
             for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
                 for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
                     group.update(saved_group)
@@ -156,7 +157,8 @@ class Optimization:
                     if averages is not None and done == averages.start:
                         averages.replace_schedulers(self._trainer)
                     if done < now:
-                        self._schedulers.step("round", done + 1, latest=done + 1 == now)
+                        with self._trainer.in_round(done):
+                            self._schedulers.step("round", done + 1, latest=done + 1 == now)
         state.rounds_seen = self._federation.current_round
 
     def show_state(self) -> None:
@@ -199,6 +201,8 @@ class Optimization:
                 [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
                 for optimizer in optimizers
             ]
+        elif state.groups or _rates(optimizers) != self._rates:  # changed by hand
+            state.groups = _rates(optimizers)
 
     def _named_groups(self, optimizers: Sequence[Optimizer]) -> list[list[list[str]]]:
         """Names of the parameters in each group; empty if an optimiser has parameters outside the module."""
@@ -299,8 +303,13 @@ class Optimization:
         if stepping:  # counted without a loss too, as in Lightning, for schedulers
             self._trainer.count_step()
             if self._trainer.lr_scheduler_configs:
-                self._schedulers.step("step", self._trainer.global_step)
+                self._schedulers.step("step", self._trainer.global_step, plateau=False)
         return result[-1]
+
+    def step_plateaus(self) -> None:
+        """Step schedulers by metrics after ``on_train_batch_end``, which may log these, as in Lightning."""
+        if self._module.automatic_optimization and self._trainer.lr_scheduler_configs:
+            self._schedulers.step("step", self._trainer.global_step, plateau=True)
 
     def _flat_optimizer(self, optimizer: Optimizer) -> FlatOptimizer | None:
         plain = len(self._trainer.optimizers) == 1 and not self._own["optimizer_step"]
@@ -396,6 +405,10 @@ def _steps_plainly(precision: Precision) -> bool:
 
 def _group_sizes(optimizers: Sequence[Optimizer]) -> list[list[int]]:
     return [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
+
+
+def _rates(optimizers: Sequence[Optimizer]) -> list[list[dict[str, Any]]]:
+    return [[{"lr": group["lr"]} if "lr" in group else {} for group in of.param_groups] for of in optimizers]
 
 
 def _on_host(optimizers: Sequence[Optimizer]) -> list[dict[str, Any]]:

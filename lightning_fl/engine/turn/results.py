@@ -289,7 +289,7 @@ def _reduced(entry: _Entry) -> Tensor:
 
 def _so_far(entry: _Entry) -> Tensor:
     if entry.metric is None:
-        return _reduced(entry).float()
+        return torch.as_tensor(_reduced(entry)).float()
     return entry.metric.compute() if entry.computed is None else entry.computed.to(torch.get_default_dtype())
 
 

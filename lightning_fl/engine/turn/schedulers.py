@@ -33,13 +33,13 @@ class Schedulers:
         hook, module = "lr_scheduler_step", module_trainer.lightning_module
         self._by_module = is_overridden(hook, module) or hook in module_trainer.watching
 
-    def step(self, when: str, done: int, *, latest: bool = True) -> None:
+    def step(self, when: str, done: int, *, latest: bool = True, plateau: bool | None = None) -> None:
         """Step the schedulers of an interval; metrics are known only of the ``latest`` of several rounds."""
         for config in self._trainer.lr_scheduler_configs:
             interval = self._settings.scheduler_interval
             if interval == "auto":
                 interval = "round" if config.interval == "epoch" else "step"
-            if interval != when or done % config.frequency:
+            if interval != when or done % config.frequency or plateau not in (None, config.reduce_on_plateau):
                 continue
             metric = self._monitored(config) if config.reduce_on_plateau and latest else None
             if config.reduce_on_plateau and metric is None:

@@ -221,6 +221,7 @@ class TurnLength:
     epoch_length: int | None
     steps: float
     epochs: int = 1
+    run_steps: float = math.nan  # of all turns
     _begin: int = 0  # first batch of an epoch of unknown length
     _last: int = -1  # its last batch, once known
 

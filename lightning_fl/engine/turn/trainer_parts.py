@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from lightning.fabric import Fabric
 from lightning.fabric.plugins import Precision
@@ -141,10 +141,8 @@ _kinds: dict[type, type] = {}
 
 def restrict_loops(trainer: Any) -> None:
     """Make the loops of a new trainer read-only, with the client's loaders and counts."""
-    find: Callable[[Any], Any]
     for path, word in _WORDS.items():
-        find = attrgetter(path)
-        loop = find(trainer)
+        loop: Any = attrgetter(path)(trainer)
         kind = type(loop)
         vars(loop).update(_path=path, _word=word)
         vars(loop)["_data_source"] = _DataSource(loop)
@@ -248,9 +246,10 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
     @property
     def _lightning_optimizers(self) -> list[LightningOptimizer]:
         """The optimisers as ``self.optimizers()`` returns them, made when asked for."""
-        optimizers = self.optimizers
+        optimizers, module = self.optimizers, cast(Any, self.lightning_module)
+        if not optimizers and module.trainer.client is None:
+            refuse_outside_of_a_turn("optimizers")
         if self._wrapped is None:
-            module: Any = self.lightning_module
             kind = own_lightning(module, "core.optimizer").LightningOptimizer
             self._wrapped = [kind._to_lightning_optimizer(optimizer, self) for optimizer in optimizers]
             if not module.automatic_optimization:

@@ -135,6 +135,7 @@ class TrainingLoop:
             path = services.path(client, purpose)
             batches = services.batches(client, "train")
             batches.next_pass = state.passes
+            trainer.set_stage(*STAGES["fit"])
             length = self.turn_length(batches, work)
             by_strategy = own and "client_loss" in self.own_steps
             parts = learner.batch_parts if own else 1
@@ -145,7 +146,6 @@ class TrainingLoop:
                 self.generators = self.seed(*path)
                 if again:
                     self.draws = DrawStates([*self.generators, *services.held_generators])
-                trainer.set_stage(*STAGES["fit"])
                 trainer.begin_turn(client, state.global_step, batches_before=state.batches)
                 self._set_length(length)
                 self.optimization.begin(state, correct_, moments)
@@ -213,6 +213,8 @@ class TrainingLoop:
                 if not left_out and overridden("on_train_batch_end"):
                     call("on_train_batch_end", _batch_outputs(output, length.accumulate), whole, index)
                 progress.increment_completed()
+                if stepping:
+                    self.optimization.step_plateaus()
                 if stepping and own:
                     for hook in self._after_step:
                         hook(client, trainer.global_step - state.global_step)
@@ -268,9 +270,18 @@ class TrainingLoop:
         return ClientState(modes=(self._services.federation.client_states.get(client) or ClientState()).modes)
 
     def turn_length(self, batches: ClientBatches, work: LocalWork | None) -> TurnLength:
-        settings = self._services.settings
+        settings, first = self._services.settings, self._services.round.first_work
+        usual = LocalWork(settings.local_steps, settings.local_epochs)
+        if work is not None:
+            length = self._length(batches, work)
+            return replace(length, run_steps=length.steps * (work.turns or settings.max_rounds))
+        later = self._length(batches, usual)
+        begins = later if first is None else self._length(batches, first)
+        steps = begins.steps + later.steps * (settings.max_rounds - 1)
+        return replace(later if self._trainer.current_epoch else begins, run_steps=steps)
+
+    def _length(self, batches: ClientBatches, work: LocalWork) -> TurnLength:
         accumulate = self._trainer.accumulate_grad_batches
-        work = work or self._services.round.work or LocalWork(settings.local_steps, settings.local_epochs)
         if work.steps is not None:
             return TurnLength(accumulate, work.steps * accumulate, None, work.steps)
         length, epochs = batches.epoch_length(), work.epochs
@@ -283,7 +294,7 @@ class TrainingLoop:
         self._set_length(self.turn_length(self._services.batches(client, "train"), None))
 
     def _set_length(self, length: TurnLength) -> None:
-        self._trainer.length = (length.total, self._services.settings.max_rounds * length.steps)
+        self._trainer.length = (length.total, length.run_steps)
 
     @contextmanager
     def seen_in_validation(self, client: int, *, keep: bool) -> Iterator[None]:
@@ -293,8 +304,12 @@ class TrainingLoop:
 
         def make() -> None:
             strategy.make = None
-            made.append(states.get(client) or ClientState())
-            self.optimization.begin(made[0], trains=False)
+            made[:] = [states.get(client) or ClientState()]
+            try:
+                self.optimization.begin(made[0], trains=False)
+            except AttributeError:  # the trainer asks again, for its message
+                strategy.make = make
+                raise
 
         strategy.make = make
         self._trainer.length = lambda: self.set_length_of(client)

@@ -23,14 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fl.callbacks.collaboration.discriminators.networks import (
-    DiscriminatorSettings,
-    Lane,
-    Outcome,
-    PairTraining,
-    Reduce,
-    first_weights,
-)
+from lightning_fl.callbacks.collaboration.discriminators import networks
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.seeding import generator
 
@@ -89,18 +82,18 @@ def spread_order(groups: Tensor, draws: torch.Generator) -> Tensor:
 
 def pairwise_distances(
     features: Mapping[int, Tensor],
-    settings: DiscriminatorSettings,
+    settings: networks.DiscriminatorSettings,
     *,
     groups: Mapping[int, Tensor],
     num_clients: int,
     pairs: Iterable[Pair],
     seed: int,
-    reduce: Reduce,
+    reduce: networks.Reduce,
     names: Sequence[str] = (),
 ) -> PairwiseDistances:
     """Train a discriminator for every one of some pairs, all together; the same result in all processes.
 
-    A client's samples have the same random order in all of its pairs; :class:`Lane` defines the folds.
+    A client's samples have the same random order in all of its pairs; :class:`.Lane` defines the folds.
 
     Args:
         features: hosted client -> features and encoded labels, floating, [n_i, d] with n_i >= 4, all on one device.
@@ -120,26 +113,26 @@ def pairwise_distances(
         raise ConfigurationError(f"{what}: a discriminator needs at least {_MIN_SAMPLES}. Leave the client out.")
     asked = sorted({(min(pair), max(pair)) for pair in pairs})
     lanes = [
-        Lane(
+        networks.Lane(
             *pair, fold, training_size(sizes if settings.shared_size else [sizes[i] for i in pair], settings.max_train)
         )
         for pair in asked
         for fold in range(settings.folds)
     ]
-    first, device = first_weights(num_features, settings.hidden, generator(seed, _PURPOSE)), _device_of(features)
+    device = _device_of(features)
     together = torch.tensor([float(i in features and j in features) for i, j in asked] + [1.0], device=device)
     in_one_process = reduce(together).tolist()
-    training = PairTraining(
+    training = networks.PairTraining(
         samples={
             client: _prepared(x, groups[client], generator(seed, client, _PURPOSE)) for client, x in features.items()
         },
-        first=first.to(device),
+        first=networks.first_weights(num_features, settings.hidden, generator(seed, _PURPOSE)).to(device),
         sizes=sizes,
         apart={pair for pair, flag in zip(asked, in_one_process, strict=False) if not flag},
         settings=settings,
         reduce=reduce,
     )
-    found: dict[Lane, Outcome] = {}
+    found: dict[networks.Lane, networks.Outcome] = {}
     for chunk, batch_size in training.chunks(lanes):
         found |= training.train(chunk, batch_size)
     return _summarize(found, training)
@@ -151,7 +144,7 @@ def _prepared(x: Tensor, groups: Tensor, draws: torch.Generator) -> Tensor:
     return torch.nn.functional.pad(x.index_select(0, order).float(), (0, 1), value=1.0)
 
 
-def _sizes(held: Mapping[int, Tensor], count: int, reduce: Reduce) -> tuple[list[int], int]:
+def _sizes(held: Mapping[int, Tensor], count: int, reduce: networks.Reduce) -> tuple[list[int], int]:
     """Every client's number of samples, and the number of features."""
     table = torch.zeros(count, 2, dtype=torch.int64)
     for client, x in held.items():
@@ -164,13 +157,13 @@ def _device_of(held: Mapping[int, Tensor]) -> torch.device:
     return next((x.device for x in held.values()), torch.device("cpu"))
 
 
-def _summarize(found: dict[Lane, Outcome], training: PairTraining) -> PairwiseDistances:
+def _summarize(found: dict[networks.Lane, networks.Outcome], training: networks.PairTraining) -> PairwiseDistances:
     count = len(training.sizes)
     distances = torch.full((count, count), math.nan, dtype=torch.float64).fill_diagonal_(0.0)
     errors = distances.clone()
     rounds = torch.full((count, count), -1, dtype=torch.int64)
     best_rounds = rounds.clone()
-    by_pair: dict[Pair, dict[Lane, Outcome]] = {}
+    by_pair: dict[Pair, dict[networks.Lane, networks.Outcome]] = {}
     for lane, outcome in found.items():
         by_pair.setdefault(lane[:2], {})[lane] = outcome
     for (i, j), folds in by_pair.items():

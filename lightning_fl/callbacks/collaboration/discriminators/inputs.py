@@ -80,9 +80,8 @@ def client_features(
         samples = {client: _samples(loop, client, encoder) for client in processes.hosted if client in clients}
     finally:
         trainer.set_stage(TrainerFn.FITTING, RunningStage.TRAINING)
-    told = processes.exchange(
-        {client: (x.shape[1], squared_norms(x).cpu(), count_classes(y)) for client, (x, y) in samples.items()}
-    )
+    own = {client: (x.shape[1], squared_norms(x).cpu(), count_classes(y)) for client, (x, y) in samples.items()}
+    told = processes.exchange(own)
     first = next(iter(told))
     for client, (width, _, classes) in told.items():
         if width != told[first][0]:

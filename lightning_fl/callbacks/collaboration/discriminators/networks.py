@@ -216,19 +216,13 @@ class PairTraining:
         return outcomes
 
     def num_held_out(self, lane: Lane) -> tuple[int, int]:
-        first, second = (
-            min(self.sizes[client] - lane.size, self.settings.max_validation) for client in (lane.first, lane.second)
-        )
+        first, second = (min(self.sizes[client] - lane.size, self.settings.max_validation) for client in lane[:2])
         return first, second
 
     def _sides(self, lanes: list[Lane]) -> list[_Side]:
         sides = []
         for client in sorted({client for lane in lanes for client in lane[:2]} & self.samples.keys()):
-            own = [
-                (row, client == lane.first, lane.fold, lane.size)
-                for row, lane in enumerate(lanes)
-                if client in lane[:2]
-            ]
+            own = [(row, client == lane.first, *lane[2:]) for row, lane in enumerate(lanes) if client in lane[:2]]
             rows, labels, folds, sizes = torch.tensor(own, device=self.first.device).unbind(1)
             sides.append(_Side(self.samples[client], rows, labels.float(), folds, sizes))
         return sides
