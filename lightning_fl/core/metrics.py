@@ -10,7 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from lightning_fl.core.errors import ConfigurationError, listed
 
@@ -168,6 +168,9 @@ class ClientMetrics(dict[str, MetricSummary]):
     def __init__(self, summaries: Mapping[str, MetricSummary] | None = None, names: Sequence[str] = ()) -> None:
         super().__init__(summaries or {})
         self.names = names
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise KeyError(f"no metric {name!r}; there are {', '.join(self) or 'none'}")
 
     def to_frame(self) -> "DataFrame":
         """Table with a column per metric; rows are clients, then average, worst, best and standard deviation."""

@@ -100,7 +100,9 @@ def _options(words: Sequence[str]) -> list[tuple[str, str]]:
     while rest:
         name, has_value, text = rest.pop().partition("=")
         if not name.startswith("--"):
-            raise ConfigurationError(f"unrecognized argument: {name}{has_value}{text}. Options begin with --.")
+            raise ConfigurationError(
+                f"unrecognized argument: {name}{has_value}{text}. Options begin with --, as --config RECIPE."
+            )
         name = name.removeprefix("--")
         if not has_value and name not in ("print_config", "help"):
             if rest and not rest[-1].startswith("--"):

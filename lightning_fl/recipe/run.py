@@ -15,7 +15,6 @@ from jsonargparse import ArgumentParser, Namespace
 from torch.nn.parameter import is_lazy
 
 from lightning_fl.core.environment import usable_cores
-from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.data.module import FederatedDataModule, known_clients
 from lightning_fl.files.user_file import near
 from lightning_fl.recipe.file import flat_settings, load_recipe
@@ -149,11 +148,8 @@ def _evaluate(method: str, made: Namespace, ckpt_path: str, arguments: Sequence[
 
 
 def _predict(made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:
-    from lightning_fl.core.lightning_types import is_overridden
     from lightning_fl.recipe.predictions import write_predictions
 
-    if not is_overridden("predict_step", made.model) and not is_overridden("forward", made.model):
-        raise ConfigurationError(f"{type(made.model).__name__} must define predict_step or forward for predictions.")
     folder = write_predictions(made.trainer, made.trainer.predict(made.model, made.data, ckpt_path=ckpt_path))
     if made.trainer.is_global_zero:
         print(f"predictions: {folder}")

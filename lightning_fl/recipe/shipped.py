@@ -57,7 +57,8 @@ def write_files(found: Mapping[str, bytes], folder: Path, option: str) -> None:
     """Write all files, or none if one of them or its folder exists already."""
     first = sorted({name.partition("/")[0] for name in found})
     if present := [str(folder / name) for name in first if (folder / name).exists() or (folder / name).is_symlink()]:
-        raise ConfigurationError(f"{', '.join(present)} already exists: move it, or give another folder with {option}.")
+        exists = "already exists: move it" if len(present) == 1 else "already exist: move them"
+        raise ConfigurationError(f"{', '.join(present)} {exists}, or give another folder with {option}.")
     try:
         for name, content in found.items():
             target = folder / name

@@ -230,10 +230,13 @@ def check_settings(settings: Settings) -> None:
 def check_arguments(module: object, datamodule: object, stage: str) -> None:
     """Refuse a model or data of the wrong kind, with the way to wrap them, and to fit a module that is not complete."""
     if not isinstance(module, AnyModule):
-        raise ConfigurationError(f"the model is a {type(module).__name__}: give a lightning.pytorch.LightningModule.")
+        given = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
+        raise ConfigurationError(f"the model is {given}: give an object of a lightning.pytorch.LightningModule.")
     if not isinstance(datamodule, FederatedDataModule):
         remedy = "use lightning_fl.Partitioned, or lightning_fl.Silos with one data module per silo"
         raise ConfigurationError(f"the data are a {type(datamodule).__name__}: {remedy}.")
     for name in ("training_step", "configure_optimizers") if stage == "fit" else ():
         if not is_overridden(name, module):
             raise ConfigurationError(f"{type(module).__name__} defines no {name}, which training needs: define it.")
+    if stage == "predict" and not is_overridden("predict_step", module) and not is_overridden("forward", module):
+        raise ConfigurationError(f"{type(module).__name__} must define predict_step or forward for predictions.")

@@ -96,6 +96,8 @@ def _federated_data(
         if given := [name for name, value in {**batching, "num_samples": num_samples}.items() if value is not None]:
             raise ConfigurationError(f"data is a {type(data).__name__}: give {', '.join(given)} to it.")
         return data
+    if isinstance(data, list | tuple) and (kinds := [one for one in data if isinstance(one, type)]):
+        raise ConfigurationError(f"data has the class {kinds[0].__name__}: give an object, {kinds[0].__name__}().")
     if silos:
         return Silos(data, num_samples=num_samples, **batching)
     if not isinstance(data, AnyDataModule) and not hasattr(data, "__getitem__"):

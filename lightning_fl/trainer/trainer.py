@@ -200,10 +200,10 @@ class FederatedTrainer(TrainerSurface):
             return
         if checkpoint.best_round > done - max(1, done // 10):
             monitor = checkpoint.monitor or default_metric(self.federation.metrics["val"])
-            stopping = f"--trainer.callbacks+=EarlyStopping --trainer.callbacks.monitor {monitor} ends the run in time"
+            stopping = f"the callback EarlyStopping of {monitor} ends the run in time"
             also = "" if self.loop.module_trainer.early_stopping_callbacks else f"; {stopping}"
             best = f"best in round {checkpoint.best_round} of {done}"
-            rank_zero_info(f"validation was still improving ({best}): raise --trainer.max_rounds{also}.")
+            rank_zero_info(f"validation was still improving ({best}): raise trainer.max_rounds{also}.")
 
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""

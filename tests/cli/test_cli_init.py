@@ -255,7 +255,7 @@ def test_three_questions(command, monkeypatch):
     assert "'nothing'" in out
     assert out.endswith("Now: cd new/here && lightning-fl fit --config recipe.yaml\n")
     assert sorted(os.listdir("new/here")) == ["data.py", "module.py", "recipe.yaml"]
-    assert Path("new/here/recipe.yaml").read_text().startswith("# one shared model, on average good (FedAvg), of Py")
+    assert Path("new/here/recipe.yaml").read_text().startswith("# one shared model for all clients (FedAvg), of Py")
 
 
 def test_what_is_there_stays_as_it_is(command):
@@ -273,8 +273,8 @@ def test_what_is_there_stays_as_it_is(command):
     ("words", "said"),
     [
         (["--data", "own", "--task", "regression"], "give --algorithm fedavg|drfa|ditto|ifca."),
-        (["--data", "tabel", *OWN], "--data tabel: there is no such answer (did you mean 'table'?)."),
-        (["--data", "own", "--task", "x", "--algorithm", "ifca"], "--task x: there is no such answer; there are"),
+        (["--data", "tabel", *OWN], "--data tabel: unknown value (did you mean 'table'?)."),
+        (["--data", "own", "--task", "x", "--algorithm", "ifca"], "--task x: unknown value; choose one of"),
         (["--data", "images", "--task", "regression", "--algorithm", "ifca"], "images have classes only"),
         (["--data", "own", *OWN, "--file", "a.csv"], "--file with --data own: read the file in the data.py"),
         (["--data", "table", *OWN, "--target", "a"], "--target and --clients name columns of a file: give --file too."),

@@ -179,18 +179,6 @@ def test_predictions_have_the_error_that_the_test_reports(fitted, command):
         assert math.isclose(((table["prediction"] - table["target"]) ** 2).mean() ** 0.5, expected, rel_tol=1e-4)
 
 
-def test_predict_refuses_a_model_that_cannot(tiny, command):
-    Path("mute.py").write_text(
-        "from lightning.pytorch import LightningModule\nclass Mute(LightningModule):\n    pass\n"
-    )
-    text = yaml.safe_load(Path("tiny.yaml").read_text())
-    text["model"] = {"class_path": "mute.Mute"}
-    Path("mute.yaml").write_text(yaml.safe_dump(text))
-    code, _, err = command("predict", "--config", "mute.yaml", "--ckpt_path", "last")
-    assert code == 2
-    assert err == "error: Mute must define predict_step or forward for predictions.\n"
-
-
 @pytest.mark.slow
 def test_what_torch_compile_is_given(tiny, command):
     words = ("--trainer.compile.mode", "reduce-overhead", "--trainer.compile.dynamic=true")

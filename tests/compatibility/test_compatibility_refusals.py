@@ -60,7 +60,11 @@ GIVEN = [
         for name in ("16-mixed", "16-true", "transformer-engine", "8")
     ),
     *(
-        _row(lambda model=model: model, ConfigurationError, f"the model is a {type(model).__name__}")
+        _row(
+            lambda model=model: model,
+            ConfigurationError,
+            f"the model is {'the class Linear' if model is Linear else f'a {type(model).__name__}'}",
+        )
         for model in (nn.Linear(3, 1), Linear, None)
     ),
     _row(
@@ -389,6 +393,12 @@ def test_refused(
         getattr(federated_trainer(tmp_path, **{"max_rounds": 1} | options), stage)(make(make_module), data())
     assert [name for name in names if name not in str(caught.value)] == []
     assert not (trained and error is ConfigurationError)
+
+
+def test_predictions_need_a_step_or_a_forward_pass(tmp_path: Path) -> None:
+    mute = pl.LightningModule()
+    with pytest.raises(ConfigurationError, match="LightningModule must define predict_step or forward"):
+        federated_trainer(tmp_path, max_rounds=1).predict(mute, Clients())
 
 
 @pytest.mark.parametrize("missing", ["training_step", "configure_optimizers"])

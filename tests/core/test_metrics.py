@@ -214,3 +214,6 @@ def test_metrics_are_a_frame_of_clients_and_summaries():
     assert "<td>-</td>" in html
     assert summarize(reports).to_frame().index.tolist()[:3] == [0, 1, 2]
     assert summarize({}).to_frame().empty
+    with pytest.raises(KeyError, match="no metric 'wrong'; there are none"):
+        summarize({})["wrong"]
+    assert summarize({}).get("wrong") is None

@@ -62,6 +62,7 @@ FEDERATIONS: list[tuple[Any, dict[str, Any], str]] = [
     ({"train": ROWS, "val": ROWS}, {}, "data is a dict of train, val"),
     (DataLoader(ROWS), {}, "data is a DataLoader"),  # type: ignore[arg-type]
     (Whole(), {"num_clients": 2, "collate_fn": _stacked}, "collate_fn.*Whole"),
+    ([Whole, Whole], {}, "the class Whole"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Random parts: of equal, given or drawn sizes."""
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,9 @@ class SizePartitioner(JointPartitioner):
     #: Whether every client gets the classes in proportion.
     stratified: bool
 
+    @abstractmethod
     def client_ratios(self, num_samples: int, seed: int) -> Sequence[float]:
-        """The clients' ratios of all splits, from the number of training samples, by default equal ones."""
-        return [1.0] * (self.num_clients or 0)
+        """The clients' ratios of all splits, from the number of training samples; only the proportions count."""
 
     def client_sizes(self, split: Split, num_samples: int, ratios: Sequence[float]) -> Sequence[int]:
         """The clients' numbers of samples in a split; by default all samples, in these ratios."""
@@ -71,6 +72,9 @@ class IID(SizePartitioner):
     num_clients: Count
     stratified: bool = False
 
+    def client_ratios(self, num_samples: int, seed: int) -> list[float]:
+        return [1.0] * self.num_clients
+
 
 @checked_fields
 class Sizes(SizePartitioner):
@@ -91,6 +95,9 @@ class Sizes(SizePartitioner):
         if not self.train:
             raise ConfigurationError("Sizes.train=[]: must have one number per client.")
         self.num_clients = len(self.train)
+
+    def client_ratios(self, num_samples: int, seed: int) -> list[float]:
+        return [1.0] * len(self.train)
 
     def client_sizes(self, split: Split, num_samples: int, ratios: Sequence[float]) -> Sequence[int]:
         return self.train if split == "train" else super().client_sizes(split, num_samples, ratios)

@@ -92,7 +92,10 @@ def check_callback(callback: object, where: str) -> None:
     """Refuse what is not a callback of Lightning, or is not supported."""
     name = type(callback).__name__
     if _class_of(callback, ["Callback"]) is None:
-        raise ConfigurationError(f"{where} has {name}, which is not a callback: derive it from Lightning's Callback.")
+        given = repr(callback) if isinstance(callback, str | type) else name
+        raise ConfigurationError(
+            f"{where} has {given}, not a callback: give an object of a kind of Lightning's Callback."
+        )
     remedies = _REFUSED | _REPLACED
     if type(callback).__name__ != _SWA or not type(callback).__module__.startswith(LIGHTNING):
         remedies |= {_SWA: "use Lightning's own class; avg_fn averages in another way"}

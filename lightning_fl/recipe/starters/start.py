@@ -22,7 +22,7 @@ DATA = {
 }
 TASKS = {"classification": "classes", "regression": "numbers"}
 ALGORITHMS = {
-    "fedavg": "one shared model, on average good (FedAvg)",
+    "fedavg": "one shared model for all clients (FedAvg)",
     "drfa": "one shared model, good for the worst client (DRFA)",
     "ditto": "a model for each client, drawn to a shared one (Ditto)",
     "ifca": "a model for each of two groups of clients (IFCA)",
@@ -54,8 +54,8 @@ class Answers:
         """Raise a ConfigurationError for an unknown answer or an impossible combination."""
         for name, known in (("data", DATA), ("task", TASKS), ("algorithm", ALGORITHMS)):
             if (value := getattr(self, name)) not in known:
-                hint = did_you_mean(value, known) or f"; there are {', '.join(known)}"
-                raise ConfigurationError(f"--{name} {value}: there is no such answer{hint}.")
+                hint = did_you_mean(value, known) or f"; choose one of {', '.join(known)}"
+                raise ConfigurationError(f"--{name} {value}: unknown value{hint}.")
         data, file = self.data, self.file is not None
         named = bool(self.target or self.clients)
         table = data in ("molecules", "table")
