@@ -97,7 +97,7 @@ def _federated_data(
             raise ConfigurationError(f"data is a {type(data).__name__}: give {', '.join(given)} to it.")
         return data
     if isinstance(data, list | tuple) and (kinds := [one for one in data if isinstance(one, type)]):
-        raise ConfigurationError(f"data has the class {kinds[0].__name__}: give an object, {kinds[0].__name__}().")
+        raise ConfigurationError(f"data has the class {kinds[0].__name__}: give an instance, {kinds[0].__name__}().")
     if silos:
         return Silos(data, num_samples=num_samples, **batching)
     if not isinstance(data, AnyDataModule) and not hasattr(data, "__getitem__"):

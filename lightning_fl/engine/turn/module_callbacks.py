@@ -93,9 +93,7 @@ def check_callback(callback: object, where: str) -> None:
     name = type(callback).__name__
     if _class_of(callback, ["Callback"]) is None:
         given = repr(callback) if isinstance(callback, str | type) else name
-        raise ConfigurationError(
-            f"{where} has {given}, not a callback: give an object of a kind of Lightning's Callback."
-        )
+        raise ConfigurationError(f"{where} has {given}, not a callback: give an instance of Lightning's Callback.")
     remedies = _REFUSED | _REPLACED
     if type(callback).__name__ != _SWA or not type(callback).__module__.startswith(LIGHTNING):
         remedies |= {_SWA: "use Lightning's own class; avg_fn averages in another way"}
