@@ -74,7 +74,7 @@ LOCAL_DATA: dict[str, Callable[[], list[Any]]] = {
     "fine-tuned": lambda: [FineTuning(steps=1, every_evaluation=True)],
 }
 A_MODEL_EACH = {"CollaborationGraph", "PFedGraph"}
-NOT_A_MODEL_EACH = {"scaffold", "qfedavg", "maxfl", "maxfl_out", "fedfa", "ditto", "apfl", "pfedme"}
+NOT_A_MODEL_EACH = {"scaffold", "fednova", "qfedavg", "maxfl", "maxfl_out", "fedfa", "ditto", "apfl", "pfedme"}
 SEVERAL_MODELS = {"SoftAveraging", "FLSC", "FedSoft", "TierBidding"}
 
 
@@ -83,6 +83,8 @@ def goes_together(learner: str, collaboration: str, participation: str) -> bool:
     if collaboration in A_MODEL_EACH and learner in NOT_A_MODEL_EACH:
         return False
     if collaboration in SEVERAL_MODELS and learner == "scaffold":
+        return False
+    if collaboration in SEVERAL_MODELS - {"TierBidding"} and learner == "fednova":
         return False
     return not (
         participation.endswith("by losses")

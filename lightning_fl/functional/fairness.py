@@ -48,16 +48,8 @@ def appeal_weight(loss: float, threshold: float) -> float:
     return small / (1 + small) ** 2
 
 
-def appeal_step(
-    weights: Sequence[float], server_rate: float, eps: float, num_samples: Sequence[float] | None = None
-) -> float:
-    """``η_g Σq / (Σq + ε)``: length of the server's step towards the average, of ``server_rate`` η_g and ε > 0.
-
-    Only the ratio of ``num_samples``, which weight the q of each client, to their mean matters, so ε keeps its meaning.
-    """
-    if num_samples is not None:
-        mean = math.fsum(num_samples) / len(num_samples)
-        weights = [weight * count / mean for weight, count in zip(weights, num_samples, strict=True)]
+def appeal_step(weights: Sequence[float], server_rate: float, eps: float) -> float:
+    """``η_g Σq / (Σq + ε)``: length of the server's step towards the average, of ``server_rate`` η_g and ε > 0."""
     total = math.fsum(weights)
     return server_rate * total / (total + eps)
 
@@ -67,11 +59,9 @@ def loss_weight(loss: float, largest: float, q: float) -> float:
     return float(((loss + _TINY) / (largest + _TINY)) ** q)
 
 
-def fair_terms(loss: float, largest: float, q: float, lipschitz: float, squared_length: float) -> tuple[float, float]:
-    """A client's terms of the step ``s = Σ L F_i^q / Σ h_i``, both over ``max_j F_j^q``, with L ``lipschitz``.
+def fair_bound(loss: float, q: float, lipschitz: float, squared_length: float) -> float:
+    """``h_i / F_i^q = q ‖L (x - y_i)‖² / F_i + L`` of the step ``s = Σ L F_i^q / Σ h_i``, with L ``lipschitz``.
 
-    Returns ``L F_i^q`` and ``h_i = q F_i^(q-1) ‖L (x - y_i)‖² + L F_i^q``; ``squared_length`` is ``‖x - y_i‖²``.
+    ``squared_length`` is ``‖x - y_i‖²``.
     """
-    weight = loss_weight(loss, largest, q)
-    slope = lipschitz * weight
-    return slope, q * weight / (loss + _TINY) * lipschitz**2 * squared_length + slope
+    return q / (loss + _TINY) * lipschitz**2 * squared_length + lipschitz

@@ -35,7 +35,9 @@ class FedNova(FedAvg):
     name = "fednova"
     without_states = ("keep", "average")
     excludes = {  # noqa: RUF012 - of the class
-        "drawn_weights": "there a client's weight is how often it is drawn, which FedNova would divide by its steps"
+        "model_per_client": "its lengthened step needs a model that several clients train",
+        "mixed_starts": "its lengthened step would go from a model that no client started with",
+        "drawn_weights": "there a client's weight is how often it is drawn, which FedNova would divide by its steps",
     }
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:

@@ -14,6 +14,7 @@ learns of it afterwards. Losses are those of models in evaluation mode.
 """
 
 from collections.abc import Mapping
+from math import fsum
 from typing import Any, Literal
 
 from lightning_fl.core.errors import ConfigurationError
@@ -90,9 +91,10 @@ class MaxFL(FederatedStrategy):
         """``x + s (average - x)``."""
         if self.opt_out:
             return update.average
-        told = [one.report.numbers["weight"] for one in update.contributions]
-        samples = [one.report.num_samples for one in update.contributions] if self.weights == "samples" else None
-        step = appeal_step(told, self.server_rate, self.eps, samples)
+        shares = [one.weight for one in update.contributions]
+        whole = 1.0 if self.weights == "clients" else fsum(shares) / len(shares)  # so that eps keeps its meaning
+        told = [one.report.numbers["weight"] * one.weight / whole for one in update.contributions]
+        step = appeal_step(told, self.server_rate, self.eps)
         return update.combine((1 - step, update.start), (step, update.average))
 
     def evaluated(self, model: str) -> str:

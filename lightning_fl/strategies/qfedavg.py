@@ -21,7 +21,7 @@ from lightning_fl.core.validation import NonNegative, Positive, checked
 from lightning_fl.engine.client import ClientTurn, ClientUpdate
 from lightning_fl.engine.learner import ModelUpdate
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.functional.fairness import fair_terms, loss_weight
+from lightning_fl.functional.fairness import fair_bound, loss_weight
 from lightning_fl.strategies.federated import FederatedStrategy
 
 
@@ -60,7 +60,8 @@ class QFedAvg(FederatedStrategy):
         loss = turn.measured[turn.client]["loss"]
         largest = max(one["loss"] for one in turn.measured.values())
         change = turn.combine((1.0, turn.start), (-1.0, weights))
-        slope, bound = fair_terms(loss, largest, self.q, self._curvature(turn), turn.dot(change, change))
+        slope = self._curvature(turn)
+        bound = fair_bound(loss, self.q, slope, turn.dot(change, change))
         weight = loss_weight(loss, largest, self.q)
         return ClientUpdate(weights, numbers={"slope": slope, "bound": bound}, weight=weight)
 
@@ -74,6 +75,8 @@ class QFedAvg(FederatedStrategy):
         return 1 / rate
 
     def aggregate(self, update: ModelUpdate) -> Weights:
-        told = [one.report.numbers for one in update.contributions]
-        step = sum(numbers["slope"] for numbers in told) / sum(numbers["bound"] for numbers in told)
+        slope, bound = (
+            sum(one.weight * one.report.numbers[name] for one in update.contributions) for name in ("slope", "bound")
+        )
+        step = slope / bound
         return update.combine((1 - step, update.start), (step, update.average))

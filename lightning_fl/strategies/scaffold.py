@@ -36,7 +36,7 @@ class SCAFFOLD(FedAvg):
 
     name = "scaffold"
     elementwise = True
-    without_states = ("keep",)
+    without_states = ("keep", "average")
     extra_vectors = ("control",)
     kept_for_model = ("control",)
     excludes = {  # noqa: RUF012 - of the class

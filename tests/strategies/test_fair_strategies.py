@@ -19,7 +19,7 @@ from lightning_fl.functional.fairness import (
     accuracy_weights,
     appeal_step,
     appeal_weight,
-    fair_terms,
+    fair_bound,
     loss_weight,
     participation_weights,
 )
@@ -53,7 +53,7 @@ def test_qfedavg_takes_the_curvature_that_it_is_given() -> None:
     step = 100 * 6.5 / (100**2 * (0.19**2 + 1.02**2) + 100 * 6.5)
     assert number(run(QFedAvg(1.0, lipschitz=100.0)).models[0]) == pytest.approx(1 + step * average, rel=1e-9)
     assert loss_weight(3.0, 3.0, 7.0) == 1.0
-    assert fair_terms(0.0, 0.0, 1.0, 2.0, 0.0) == (2.0, 2.0)
+    assert fair_bound(0.0, 1.0, 2.0, 0.0) == 2.0
 
 
 # -- MaxFL -------------------------------------------------------------------------------------------------------------
@@ -122,6 +122,36 @@ def test_maxfl_of_clients_who_all_want_in_is_fedavg_and_of_none_stays() -> None:
     everybody, plain = run(MaxFL(threshold=100.0, opt_out=True), max_rounds=3), run(FedAvg(), max_rounds=3)
     assert everybody.models[0].equal(plain.models[0])
     assert number(run(MaxFL(threshold=0.0, opt_out=True), max_rounds=3).models[0]) == 1.0
+
+
+class TwoKinds(Callback):
+    """Two groups of two clients, each with a small share of the other's model."""
+
+    role, traits = "collaboration", ("soft_assignment",)
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+
+    def on_fit_start(self, run: Any) -> None:
+        own, other = 1 - self.share, self.share
+        mixture = torch.tensor([[own, other]] * 2 + [[other, own]] * 2, dtype=torch.float64)
+        run.collaboration = Collaboration.from_shares(mixture, run.num_samples)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rel"),
+    [
+        (lambda: QFedAvg(1.0), 1e-2),  # weights of less than 1e-6 of the largest are raised to that
+        (lambda: MaxFL(threshold=0.0, eps=0.5), 1e-5),
+    ],
+    ids=["qfedavg", "maxfl"],
+)
+def test_who_hardly_uses_a_model_hardly_changes_its_step(strategy: Callable[[], Any], rel: float) -> None:
+    bowls = [(10, 1.0, (2.0,)), (10, 1.0, (1.5,)), (10, 1.0, (1.2,)), (10, 8.0, (-9.0,))]
+    hard, soft = (
+        number(run(strategy(), TwoKinds(share), data=Bowls(*bowls), local_steps=2).models[0]) for share in (0.0, 1e-9)
+    )
+    assert soft == pytest.approx(hard, rel=rel)
 
 
 # -- FedFA -------------------------------------------------------------------------------------------------------------

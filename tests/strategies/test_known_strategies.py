@@ -125,6 +125,15 @@ def fednova_with_momentum(rounds: int, momentum: float) -> list[float]:
     return weights
 
 
+def test_scaffold_with_momentum_goes_to_the_optimum_with_unequal_steps() -> None:
+    """Optimisers are fresh by default: averaged momentum would be taken for the client's own gradients."""
+    bowls = [(10, 1 + 0.5 * (i % 5), ((-1) ** i * (i + 1) * 0.3,)) for i in range(10)] + [(100, 1.0, (3.3,))]
+    run = trainer(strategy=SCAFFOLD(), max_rounds=60, local_epochs=1)
+    run.fit(OneWeight(rate=0.01, momentum=0.9), Bowls(*bowls, batch_size=10))
+    optimum = sum(n * a * c for n, a, (c,) in bowls) / sum(n * a for n, a, _ in bowls)
+    assert number(run.models[0]) == pytest.approx(optimum, abs=1e-5)
+
+
 def test_fednova_s_momentum_begins_at_zero_by_default() -> None:
     found = []
     for settings in ({}, {"optimizer_state": "fresh"}):
@@ -140,7 +149,7 @@ def test_fednova_s_lone_client_without_a_step_keeps_its_model() -> None:
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
             return -1 if self.trainer.client == 1 else None
 
-    run = trainer(CollaborationGraph(budget=0), strategy=FedNova())
+    run = trainer(Coalitions([0, 1]), strategy=FedNova())
     run.fit(Idle(), TwoParabolas())
     assert [number(run.client_model(client)) for client in (0, 1)] == exactly(descend(0, START, steps=4), START)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import (
+    FLSC,
     Callback,
     CollaborationGraph,
     DROClientSampling,
@@ -105,6 +106,7 @@ def test_a_trainer_starts_no_function() -> None:
 CALLBACKS: dict[str, Callable[[], Callback]] = {
     "CollaborationGraph": lambda: CollaborationGraph(budget=1),
     "SoftAveraging": lambda: SoftAveraging(num_models=2),
+    "FLSC": lambda: FLSC(num_clusters=3, num_best=2),
     "TierBidding": lambda: TierBidding(num_tiers=2),
     "DROClientSampling": DROClientSampling,
     "PooledTraining": PooledTraining,
@@ -115,7 +117,7 @@ CALLBACKS: dict[str, Callable[[], Callback]] = {
     ("strategy", "callback"),
     [
         *((SCAFFOLD, name) for name in CALLBACKS),
-        (FedNova, "DROClientSampling"),
+        *((FedNova, name) for name in ("CollaborationGraph", "SoftAveraging", "FLSC", "DROClientSampling")),
         *((strategy, "CollaborationGraph") for strategy in (Ditto, APFL, PFedMe)),
         *(
             (strategy, name)
@@ -178,7 +180,9 @@ def test_an_optimiser_with_unknown_steps(strategy: type[FedAvg], module: type[On
     assert not any(state.global_step for state in run.client_states.values())
 
 
-@pytest.mark.parametrize(("strategy", "state"), [(FedNova, "keep"), (FedNova, "average"), (SCAFFOLD, "keep")])
+@pytest.mark.parametrize(
+    ("strategy", "state"), [(FedNova, "keep"), (FedNova, "average"), (SCAFFOLD, "keep"), (SCAFFOLD, "average")]
+)
 def test_momentum_that_goes_on(strategy: type[FedAvg], state: Any) -> None:
     run = trainer(strategy=strategy(), optimizer_state=state, on_client_error="skip")
     with pytest.raises(ConfigurationError, match=rf"trainer\.optimizer_state={state}.*{strategy.__name__}"):

@@ -29,7 +29,7 @@ class FLSC(IFCA):
         ConfigurationError: a value is out of range, or as for :class:`IFCA`.
     """
 
-    traits = ("soft_assignment",)
+    traits = ("soft_assignment", "mixed_starts")
 
     num_best: Count
 

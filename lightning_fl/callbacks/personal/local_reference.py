@@ -20,7 +20,7 @@ from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import ClientMetrics, MetricSummary, metric_name, summarize, summarize_gains
 from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.module import Split
-from lightning_fl.engine.client import ClientState
+from lightning_fl.engine.client import ClientState, packed, unpacked
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -88,13 +88,17 @@ class LocalReference(Callback):
         for client in trainer.hosted_clients:
             if client in trainer.federation.absent_clients:
                 continue
-            state = ClientState(**store[client]["state"])
+            state, moments = ClientState(**store[client]["state"]), None
+            if trainer.loop.optimizer_state == "average":  # over one client: its own
+                moments = unpacked(store[client].get("moments", {}), trainer.fabric.device)
+            start = self._weights(trainer, client)
             try:
-                report = trainer.loop.training.train(client, self._weights(trainer, client), state, own=False)
+                report = trainer.loop.training.train(client, start, state, own=False, moments=moments)
             except TrainingError as error:
                 losses[client] = (None, str(error))
                 continue
             store[client] = {"weights": trainer.client_weights().clone().state_dict(), "state": state.state_dict()}
+            store[client] |= {"moments": packed(moments)} if moments else {}
             loss = report.metrics.get("train/loss")
             losses[client] = (None if loss is None else loss.value, None)
         everyone = trainer.strategy.exchange(losses)

@@ -94,7 +94,7 @@ class SoftAveraging(PersonalMixtures):
 
     method_name = "soft averaging"
     role = "collaboration"
-    traits = ("soft_assignment",)
+    traits = ("soft_assignment", "mixed_starts")
     saved: ClassVar[tuple[str, ...]] = ("rounds", "importance", "personal_round")
     #: Prefix of logged curves.
     _curve = "soft_averaging"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hooks import hooks
 from rich.console import Console
-from tiny import TinyClients, TinyModule, quiet_trainer
+from tiny import TinyClients, TinyModule, quiet_trainer, with_optimizer
 
 from lightning_fl.callbacks import (
     BestClientModels,
@@ -34,10 +34,21 @@ def trainer(*callbacks, root=None, **settings):
     return quiet_trainer(*callbacks, default_root_dir=root, **(defaults | settings))
 
 
-def test_the_reference_is_a_run_of_local_training_to_the_last_bit():
-    with_reference, alone = trainer(LocalReference()), trainer(LocalTraining())
-    for run in (with_reference, alone):
-        run.fit(TinyModule(dropout=0.2), TinyClients(SIZES))
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        lambda parameters: torch.optim.Adam(parameters, lr=0.05),
+    ],
+    ids=["sgd", "momentum", "adam"],
+)
+@pytest.mark.parametrize("state", ["auto", "average", "keep", "fresh"])
+def test_the_reference_is_a_run_of_local_training_to_the_last_bit(state, optimizer):
+    runs = [trainer(callback, optimizer_state=state) for callback in (LocalReference(), LocalTraining())]
+    with_reference, alone = runs
+    for run in runs:
+        run.fit(with_optimizer(TinyModule, optimizer)(dropout=0.2), TinyClients(SIZES))
     for client in range(len(SIZES)):
         kept = with_reference.client_store("local_reference")[client]["weights"]
         assert Weights.from_state_dict(kept, torch.device("cpu")).equal(alone.client_model(client))
