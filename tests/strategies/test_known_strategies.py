@@ -128,7 +128,7 @@ def fednova_with_momentum(rounds: int, momentum: float) -> list[float]:
 def test_scaffold_with_momentum_goes_to_the_optimum_with_unequal_steps() -> None:
     """Optimisers are fresh by default: averaged momentum would be taken for the client's own gradients."""
     bowls = [(10, 1 + 0.5 * (i % 5), ((-1) ** i * (i + 1) * 0.3,)) for i in range(10)] + [(100, 1.0, (3.3,))]
-    run = trainer(strategy=SCAFFOLD(), max_rounds=60, local_epochs=1)
+    run = trainer(strategy=SCAFFOLD(), max_rounds=60, local_epochs=1, local_steps=None)
     run.fit(OneWeight(rate=0.01, momentum=0.9), Bowls(*bowls, batch_size=10))
     optimum = sum(n * a * c for n, a, (c,) in bowls) / sum(n * a for n, a, _ in bowls)
     assert number(run.models[0]) == pytest.approx(optimum, abs=1e-5)
