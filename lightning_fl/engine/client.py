@@ -49,7 +49,7 @@ class ClientState:
     rounds_seen: int = 0  #: rounds for which its per-round schedulers have been stepped
     optimizers: list[dict[str, Any]] = field(default_factory=list)  #: optimiser states, if they are kept
     #: hyper-parameters of the parameter groups (learning rates, momenta), if there are schedulers or groups that hooks
-    #: have added.
+    #: have added; only the rates if hooks have changed these.
     groups: list[list[dict[str, Any]]] = field(default_factory=list)
     schedulers: list[dict[str, Any]] = field(default_factory=list)  #: scheduler states
     batches: int = 0  #: number of batches that it has trained on

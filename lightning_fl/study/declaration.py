@@ -138,13 +138,14 @@ class Study:
         kept, moved = [], []
         for number, layer in enumerate(layers):
             replaced = {key: value for later in layers[number + 1 :] for key, value in later.items()}
-            again = {path.replace(".init_args", "") for path, _ in flat_settings(replaced)}
+            paths = [*replaced, *(path for path, _ in flat_settings(replaced))]
+            again = tuple(f"{path}.".replace(".init_args.", ".") for path in paths)
             named = tuple(f"{key}." for key, value in replaced.items() if "." in key and isinstance(value, str))
             late = {
                 key: value
                 for key, value in layer.items()
                 if (key.endswith("+") and key[:-1] in replaced)
-                or (key.startswith(named) and key.replace(".init_args", "") not in again)
+                or (key.startswith(named) and not _starts_any(again, f"{key}.".replace(".init_args.", ".")))
             }
             kept.append({key: value for key, value in layer.items() if key not in late})
             moved.append(late)
@@ -175,6 +176,10 @@ class Study:
         if published:
             content["published"] = {"source": self.published.source, "values": published}
         return content
+
+
+def _starts_any(texts: Sequence[str], start: str) -> bool:
+    return any(text.startswith(start) for text in texts)
 
 
 def _with_dots(layer: Overrides) -> Overrides:

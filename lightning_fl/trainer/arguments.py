@@ -231,7 +231,7 @@ def check_arguments(module: object, datamodule: object, stage: str) -> None:
     """Refuse a model or data of the wrong kind, with the way to wrap them, and to fit a module that is not complete."""
     if not isinstance(module, AnyModule):
         given = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        raise ConfigurationError(f"the model is {given}: give an instance of a lightning.pytorch.LightningModule.")
+        raise ConfigurationError(f"the model is {given}: give an instance of lightning.pytorch.LightningModule.")
     if not isinstance(datamodule, FederatedDataModule):
         remedy = "use lightning_fl.Partitioned, or lightning_fl.Silos with one data module per silo"
         raise ConfigurationError(f"the data are a {type(datamodule).__name__}: {remedy}.")

@@ -1,5 +1,6 @@
 """What a module may ask of ``self.trainer``: every public attribute of Lightning's Trainer is answered or refused."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,19 @@ def test_what_there_is_not_says_what_there_is(path: str, instead: str, tmp_path:
 
     with pytest.raises(TrainingError, match=rf"self.trainer.{path} .*{instead}"):
         federated_trainer(tmp_path, max_rounds=1).fit(Asks(), Clients((4,)))
+
+
+@pytest.mark.parametrize("stage", ["test", "validate"])
+def test_evaluations_have_no_training_batches_and_no_optimisers(stage: str, tmp_path: Path) -> None:
+    seen: list[Any] = []
+    module = linear(
+        test_step=lambda self, *_: seen.append(self.trainer.num_training_batches),
+        validation_step=lambda self, *_: seen.append(self.trainer.num_training_batches),
+        on_test_start=lambda self: seen.append(self.optimizers()),
+        on_validation_start=lambda self: seen.append(self.optimizers()),
+    )
+    getattr(federated_trainer(tmp_path, max_rounds=1), stage)(module(), Clients((4,)))
+    assert (seen[0], {*seen[1:]}) == ([], {math.inf})
 
 
 def test_an_error_of_what_is_asked_for_is_its_own(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Learning rates follow Lightning's Trainer, and go on from round to round."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from reference import (
     Clients,
     Linear,
+    Rows,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
@@ -23,8 +25,9 @@ from reference import (
 from torch import Tensor
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
+from torch.utils.data import DataLoader
 
-from lightning_fl import FederatedTrainer
+from lightning_fl import FederatedTrainer, Silos
 from lightning_fl.callbacks import CollaborationGraph, FineTuning
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.strategies import Ditto
@@ -205,6 +208,25 @@ def test_estimated_steps_of_turns_of_other_lengths(callback: Any, steps: int, tm
     assert seen[-1][1] < min(rate for _, rate in seen[:1])
     if graph:
         assert trainer.client_states[0].global_step == steps
+
+
+def test_a_stream_of_one_round_has_infinitely_many_steps(tmp_path: Path) -> None:
+    seen: list[float] = []
+    module = make(
+        watching(Linear, ["configure_optimizers"], lambda self, _: seen.append(self.trainer.estimated_stepping_batches))
+    )
+    federated_trainer(tmp_path, max_rounds=1).fit(module, Silos([DataLoader(Rows(0, 8), batch_size=4)], num_samples=[8]))
+    assert seen == [math.inf]
+
+
+@pytest.mark.parametrize("state", ["fresh", "average", "auto"])
+def test_a_group_of_parameters_outside_the_module_that_a_hook_adds(state: str, tmp_path: Path) -> None:
+    other = torch.nn.Linear(1, 1)
+    module = linear(
+        configure_optimizers=lambda self: torch.optim.SGD([*self.parameters(), other.weight], lr=0.1),
+        on_train_epoch_start=lambda self: self.optimizers().add_param_group({"params": [other.bias]}),
+    )()
+    fitted(tmp_path, module, Clients((4,)), max_rounds=2, optimizer_state=state)
 
 
 # -- what validation sees and changes -------------------------------------------------------------------------------

@@ -143,8 +143,9 @@ class TwoKinds(Callback):
     [
         (lambda: QFedAvg(1.0), 1e-2),  # weights of less than 1e-6 of the largest are raised to that
         (lambda: MaxFL(threshold=0.0, eps=0.5), 1e-5),
+        (lambda: MaxFL(threshold=0.0, eps=0.5, weights="samples"), 1e-5),
     ],
-    ids=["qfedavg", "maxfl"],
+    ids=["qfedavg", "maxfl", "maxfl by samples"],
 )
 def test_who_hardly_uses_a_model_hardly_changes_its_step(strategy: Callable[[], Any], rel: float) -> None:
     bowls = [(10, 1.0, (2.0,)), (10, 1.0, (1.5,)), (10, 1.0, (1.2,)), (10, 8.0, (-9.0,))]

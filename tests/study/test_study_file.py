@@ -132,6 +132,17 @@ def test_nested_overrides_are_additions_arguments_and_later_ones_like_dotted_one
     assert ("trainer.callbacks", [sampling]) in own
 
 
+def test_a_later_argument_that_is_a_mapping_stays_the_later_one(tmp_path):
+    own = {"data.partitioner": "Groups", "data.partitioner.groups": {"b": 2}}
+    study = write_study(
+        tmp_path,
+        overrides={"data.partitioner.groups": {"a": 1}},
+        arms={"a": {"recipe": "r.yaml", "overrides": own}},
+        grid={},
+    )
+    assert study.layers("a", {}) == [{"data.partitioner.groups": {"a": 1}}, own]
+
+
 def test_what_an_axis_gives_to_a_class_is_given_to_the_one_that_an_arm_names(tmp_path):
     study = write_study(
         tmp_path,

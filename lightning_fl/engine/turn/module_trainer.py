@@ -290,7 +290,7 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         """Batches of a stage in the client's turn; of evaluation a list with an entry per loader."""
         if word == "train":
             total = self._lengths()[0]
-            if total is None and self._took_turns:  # in on_train_start
+            if total is None and self._module._current_fx_name == "on_train_start":
                 refuse_outside_of_a_turn("num_training_batches")
             return total or float("inf")
         found = self._num_batches[word]

@@ -142,7 +142,7 @@ class Optimization:
                 scheduler.load_state_dict(saved)
         if state.schedulers or (state.groups and not state.optimizers):
             for optimizer, saved_groups in zip(optimizers, state.groups, strict=True):
-                for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=True):
+                for group, saved_group in zip(optimizer.param_groups, saved_groups, strict=False):  # hooks may add
                     group.update(saved_group)
         if not trains:
             return

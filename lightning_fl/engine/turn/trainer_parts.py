@@ -247,7 +247,7 @@ class ModuleStrategy(SingleDeviceStrategy if TYPE_CHECKING else object):  # type
     def _lightning_optimizers(self) -> list[LightningOptimizer]:
         """The optimisers as ``self.optimizers()`` returns them, made when asked for."""
         optimizers, module = self.optimizers, cast(Any, self.lightning_module)
-        if not optimizers and module.trainer.client is None:
+        if not optimizers and module._current_fx_name == "on_train_start":
             refuse_outside_of_a_turn("optimizers")
         if self._wrapped is None:
             kind = own_lightning(module, "core.optimizer").LightningOptimizer

@@ -277,7 +277,8 @@ class TrainingLoop:
             return replace(length, run_steps=length.steps * (work.turns or settings.max_rounds))
         later = self._length(batches, usual)
         begins = later if first is None else self._length(batches, first)
-        steps = begins.steps + later.steps * (settings.max_rounds - 1)
+        more = settings.max_rounds - 1
+        steps = begins.steps + (more and later.steps * more)  # a stream's are infinite
         return replace(later if self._trainer.current_epoch else begins, run_steps=steps)
 
     def _length(self, batches: ClientBatches, work: LocalWork) -> TurnLength:
