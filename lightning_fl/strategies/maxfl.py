@@ -93,9 +93,8 @@ class MaxFL(FederatedStrategy):
             return update.average
         shares = [one.weight for one in update.contributions]
         use = [one.weight / one.report.num_samples for one in update.contributions]
-        whole = (
-            1.0 if self.weights == "clients" else fsum(shares) * max(use) / fsum(use)
-        )  # so that eps keeps its meaning
+        # Divided by the mean of the samples, so that eps keeps its meaning.
+        whole = 1.0 if self.weights == "clients" else fsum(shares) * max(use) / fsum(use)
         told = [one.report.numbers["weight"] * one.weight / whole for one in update.contributions]
         step = appeal_step(told, self.server_rate, self.eps)
         return update.combine((1 - step, update.start), (step, update.average))

@@ -215,7 +215,8 @@ def test_a_stream_of_one_round_has_infinitely_many_steps(tmp_path: Path) -> None
     module = make(
         watching(Linear, ["configure_optimizers"], lambda self, _: seen.append(self.trainer.estimated_stepping_batches))
     )
-    federated_trainer(tmp_path, max_rounds=1).fit(module, Silos([DataLoader(Rows(0, 8), batch_size=4)], num_samples=[8]))
+    data = Silos([DataLoader(Rows(0, 8), batch_size=4)], num_samples=[8])
+    federated_trainer(tmp_path, max_rounds=1).fit(module, data)
     assert seen == [math.inf]
 
 
