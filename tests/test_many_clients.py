@@ -11,7 +11,7 @@ import torch
 from tiny import TinyClients, TinyModule, regression_set, same_bits
 
 from lightning_fl import FederatedTrainer, Partitioned
-from lightning_fl.callbacks import UniformSampling
+from lightning_fl.callbacks import LocalReference, UniformSampling
 from lightning_fl.data import IID
 from lightning_fl.data.division.division import split_indices
 from lightning_fl.runtime.checkpoint import load_checkpoint
@@ -135,6 +135,18 @@ def test_files_of_many_clients_follow_those_that_take_part(monkeypatch, tmp_path
     again = fit(tmp_path, data, rounds=2, ckpt_path="last")
     assert again.metrics["val"]["val_loss"].clients["client_3"]
     assert json.loads((Path(again.log_dir) / "summary.json").read_text())["rounds"] == 2
+
+
+def test_a_reference_that_has_the_worst_clients_only_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr("lightning_fl.core.client_names._MOST_LISTED", 7)
+    monkeypatch.setattr("lightning_fl.runtime.run_log._WORST", 3)
+    reference = fit(tmp_path, TinyClients(SIZES), rounds=1)
+    reference.test(TinyModule(), TinyClients(SIZES))
+    quiet = {"max_rounds": 1, "default_root_dir": tmp_path, "enable_progress_bar": False}
+    trainer = FederatedTrainer(callbacks=[LocalReference(run=reference.log_dir)], **quiet)
+    trainer.fit(TinyModule(), TinyClients(SIZES))
+    assert list(trainer.test(TinyModule(), TinyClients(SIZES))) == ["test_loss"]
+    assert not trainer.gains.get("test")
 
 
 def test_the_tested_clients_can_be_limited(tmp_path):

@@ -350,6 +350,7 @@ class Federation:
     ) -> None:
         """Restore what :meth:`state_dict` returned; ``weights_only`` restores what an evaluation needs."""
         names = state.get("client_names") or ()
+        self.models_are_final = weights_only and bool(state.get("client_stores", {}).get(FINAL_MODELS))
 
         def of_hosted(values: Mapping[int, Any]) -> dict[int, Any]:
             return {client: one for client, one in values.items() if processes.hosts(client)}

@@ -24,7 +24,7 @@ from lightning_fl.core.metrics import ClientMetrics, default_metric, summarize
 from lightning_fl.core.validation import Count, documented
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
-from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.federation import FINAL_MODELS, Federation
 from lightning_fl.engine.hooks import Hook, Hooks
 from lightning_fl.engine.interrupt import InterruptGuard
 from lightning_fl.engine.profile import (
@@ -208,6 +208,7 @@ class FederatedTrainer(TrainerSurface):
     def _fit_round(self) -> None:
         """One round: choose, train, average, evaluate, log."""
         self.round.begin()
+        self.federation.client_stores.pop(FINAL_MODELS, None)  # of a finished run that goes on
         self.loop.call_apart("on_train_epoch_start")
         self.call("on_round_start")
         cohort = self._select_clients()

@@ -1,5 +1,7 @@
 """A run that stops and resumes ends with the same bits, whatever callback sets its collaboration or its clients."""
 
+import os
+import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -245,3 +247,26 @@ def test_a_run_that_stops_ends_with_the_same_bits(
     curves = [pd.read_csv(Path(one.log_dir) / "metrics.csv") for one in (expected, found)]
     columns = ["communication/megabytes_received", "communication/megabytes_sent"]
     pd.testing.assert_frame_equal(curves[0][columns], curves[1][columns], check_exact=True)
+
+
+class Interrupts(Callback):
+    only_shows = True
+
+    def on_round_end(self, trainer: Any) -> None:
+        if trainer.current_round == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_tiers_of_a_run_that_is_interrupted_between_validations(tmp_path: Path) -> None:
+    tables = []
+    settings = {**STEPS, "check_val_every_n_rounds": 3, "enable_checkpointing": True, "logger": True}
+    for name, more in (("whole", []), ("resumed", [Interrupts()])):
+        root = tmp_path / name
+        if more:
+            first = trainer(TierBidding(num_tiers=2, num_samples=5), *more, rounds=6, root=root, **settings)
+            with pytest.raises(KeyboardInterrupt):
+                first.fit(CornerModule(), MixedClients())
+        last = trainer(TierBidding(num_tiers=2, num_samples=5), rounds=6, root=root, **settings)
+        last.fit(CornerModule(), MixedClients(), ckpt_path="last" if more else None)
+        tables.append((Path(last.log_dir) / "tiers.csv").read_text())
+    assert tables[0] == tables[1]

@@ -1,6 +1,7 @@
 """What clients are evaluated with: fine-tuned before each evaluation, adapted, mixed; and what is exported of it."""
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -183,6 +184,12 @@ def test_exported_models_predict_in_plain_lightning_what_was_tested(way: str, tm
     run.fit(module, data)
     tested = run.test(module, data, ckpt_path=run.trained_checkpoint)["test_loss"].clients
     assert json.loads((Path(run.log_dir) / "summary.json").read_text())["evaluated"] == words
+    final = way in ("fine-tuned at the end", "DPFL")
+    checkpoints = Path(run.log_dir) / "checkpoints"
+    for name, expected in (("last", words), ("best", re.split(", (?:fine|of)", words)[0] if final else words)):
+        again = make()
+        again.test(module, data, ckpt_path=checkpoints / f"{name}.ckpt")
+        assert again.evaluated_model == expected
     files = sorted((Path(run.log_dir) / "models").glob("client_*.ckpt"))
     assert len(files) == len(tested) == 3
     for client, file in enumerate(files):

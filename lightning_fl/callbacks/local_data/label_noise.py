@@ -33,11 +33,11 @@ def perturb_targets(targets: Tensor, std: float, probability: float, generator: 
 
 
 def flip_labels(labels: Tensor, num_classes: int, probability: float, generator: torch.Generator) -> Tensor:
-    """Replace each class label, with a probability, by another one drawn uniformly; shape [n, ...] is kept."""
+    """Replace each class label, with a probability, by another one drawn uniformly, [n, ...]; not negative ones."""
     hit = torch.rand(labels.shape, generator=generator) < probability
     shift = torch.randint(1, max(2, num_classes), labels.shape, generator=generator)
     hit, shift = (to_device(drawn, labels.device) for drawn in (hit, shift.to(labels.dtype)))
-    return torch.where(hit, (labels + shift) % num_classes, labels)
+    return torch.where(hit & (labels >= 0), (labels + shift) % num_classes, labels)
 
 
 @checked_fields

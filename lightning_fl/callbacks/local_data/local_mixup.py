@@ -32,6 +32,7 @@ from lightning_fl.core.validation import checked_fields
 from lightning_fl.data.graphs import is_graph
 from lightning_fl.data.targets import batch_targets, with_batch_targets
 from lightning_fl.engine.probes.layer_records import named_layer
+from lightning_fl.engine.turn.services import refuse_manual_steps
 from lightning_fl.functional.drflm import mix, sample_gamma
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -92,6 +93,7 @@ class LocalMixup(Callback):
 
         if not unmixed:
             return step(mix(targets, partners, gamma))
+        refuse_manual_steps(trainer.module, "LocalMixup of classes")
         return _weighted(step(targets), step(targets.index_select(0, partners)), float(gamma))
 
     def _mix_input(self, batch: Any, partners: Tensor, gamma: float | Tensor) -> Any:

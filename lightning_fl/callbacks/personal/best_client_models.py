@@ -47,10 +47,6 @@ class BestClientModels(Callback):
             raise ConfigurationError(f"BestClientModels needs {needed}.")
         check_validation_data(trainer.loop, "BestClientModels")
 
-    def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Continue a resumed run with the models of the last round."""
-        trainer.federation.client_stores.pop(FINAL_MODELS, None)
-
     def on_client_end(self, trainer: TrainerSurface, client: int) -> None:
         due = trainer.federation.current_round + 1
         if not self.before_averaging or not trainer.evaluates_after(due):

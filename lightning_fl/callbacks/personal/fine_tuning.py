@@ -82,10 +82,6 @@ class FineTuning(Callback):
             return LocalWork(2 * trainer.local_steps, 1, turns=1)
         return LocalWork(self.steps, self.epochs or 2 * trainer.local_epochs, turns=1)
 
-    def on_round_start(self, trainer: TrainerSurface) -> None:
-        """Continue a resumed run with the shared models."""
-        trainer.federation.client_stores.pop(FINAL_MODELS, None)
-
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         if self.every_evaluation or trainer.federation.interrupted_by:  # a resumed run will get here
             return

@@ -198,7 +198,7 @@ def _read_figures(run: Path, trainer: TrainerSurface) -> dict[str, dict[str, dic
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         figures = {
-            split: {name: record["clients"] for name, record in metrics.items()}
+            split: {name: of["clients"] for name, of in metrics.items() if "percentiles" not in of}  # those of all
             for split, metrics in summary["metrics"].items()
         }
         data = summary["data"]

@@ -213,7 +213,7 @@ class TierBidding(PersonalMixtures):
         """Set personal models after an early end; write ``tiers.csv``, ``tokens.csv`` and the summary."""
         if not self.rounds:
             return
-        if trainer.federation.current_round != self.personal_round:
+        if trainer.federation.current_round != self.personal_round and not trainer.federation.interrupted_by:
             self.set_mixtures(trainer, self.weigh(trainer, self.bid_split), trainer.federation.current_round)
         self.rounds[-1].personalisation = trainer.federation.collaboration.personalisation.clone()
         bidding = [one for one in self.rounds if one.number > self.initial_rounds]

@@ -34,6 +34,13 @@ def test_missing_targets_stay_missing() -> None:
     assert torch.equal(perturb_targets(targets, 1.0, 1.0, draws()).isnan(), targets.isnan())
 
 
+def test_ignored_labels_stay_as_they_are() -> None:
+    labels = torch.tensor([-100, 0, -1, 1, 2, -100])
+    flipped = flip_labels(labels, 3, 1.0, draws())
+    assert torch.equal(flipped == labels, labels < 0)
+    assert torch.equal(flipped[labels >= 0] >= 0, torch.ones(3, dtype=torch.bool))
+
+
 def test_flipped_labels_are_other_classes_drawn_evenly() -> None:
     labels = torch.randint(0, 4, (40_000,), generator=draws(2))
     flipped = flip_labels(labels, 4, 0.5, draws())

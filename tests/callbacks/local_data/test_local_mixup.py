@@ -110,6 +110,15 @@ class Classifier(LightningModule):
         return {"loss": cross_entropy(self.net(batch[0]), batch[1]), "kept": batch[1]}
 
 
+def test_classes_are_not_mixed_where_a_module_steps_itself() -> None:
+    """Two losses would be two steps; real targets take one loss."""
+    module = Classifier()
+    module.automatic_optimization = False
+    with pytest.raises(ConfigurationError, match="Classifier optimises manually"):
+        around(LocalMixup(alpha=1.0), module, (torch.randn(3, 3), torch.tensor([0, 1, 2])))
+    around(LocalMixup(alpha=1.0), module, [torch.randn(3, 3), torch.randn(3, 1)], lambda batch: None)
+
+
 def test_class_labels_give_the_loss_on_mixed_one_hot_targets() -> None:
     torch.manual_seed(0)
     module, x, labels = Classifier(), torch.randn(7, 3), torch.tensor([0, 1, 2, 0, 1, 2, 2])

@@ -40,6 +40,18 @@ def unsteady():
     return TinyModule(learning_rate=0.55)  # too large for some clients: their loss goes up and down
 
 
+@pytest.mark.parametrize("callback", [FineTuning(steps=3), BestClientModels()], ids=["fine-tuning", "best models"])
+def test_a_run_that_goes_on_without_it_validates_what_it_trains(callback, tmp_path):
+    runs = {"enable_checkpointing": True, "default_root_dir": tmp_path, "local_epochs": 1}
+    first = quiet_trainer(callback, max_rounds=2, **runs)
+    first.fit(TinyModule(), TinyClients())
+    whole, history = History(), History()
+    quiet_trainer(whole, max_rounds=4, **runs).fit(TinyModule(), TinyClients())
+    more = quiet_trainer(history, max_rounds=4, **runs)
+    more.fit(TinyModule(), TinyClients(), ckpt_path=Path(first.log_dir) / "checkpoints" / "last.ckpt")
+    assert history.values == whole.values[2:]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("collaborate", [[], [CollaborationGraph(budget=2)]])
 def test_each_client_ends_with_the_model_of_its_best_round(collaborate, tmp_path):
