@@ -71,19 +71,18 @@ def explain(
     if kind not in ("png", "svg", "pdf"):
         raise ConfigurationError(f"--out {out}: give a name that ends in .png, .svg or .pdf.")
     check_out(out, run, named=True, replace=force)
-    if model == "all":
-        raise ConfigurationError("--model all: one model is explained at a time; name it.")
+    if model in ("all", "snapshots"):
+        raise ConfigurationError(f"--model {model}: one model is explained at a time; name it.")
     trained = TrainedRun.read(run)
 
     from lightning_fl.inference.explanation import draw_explanation, explain
     from lightning_fl.inference.models import choose_models, load_models
 
     (loaded,), _ = load_models(trained, choose_models(trained, model), trust=trust, accelerator="cpu")
-    with trained.reading_record() as record:
-        names, units = record["target_names"], record["target_units"]
+    kept = [trained.summary["data"].get(key) for key in ("target_names", "target_units")]
+    names, units = (value if isinstance(value, list) else None for value in kept)  # dicts of private targets
     module: Any = loaded.module  # another than a MoleculeModel is refused there
-    chosen = names[0] if target is None else target
-    found = explain(module, smiles, target=chosen, target_class=target_class, names=names, units=units)
+    found = explain(module, smiles, target=target or 0, target_class=target_class, names=names, units=units)
     content = io.BytesIO()
     draw_explanation(found).savefig(content, format=kind)
     write_whole(out, content.getvalue())

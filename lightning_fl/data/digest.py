@@ -40,6 +40,7 @@ def _add_samples(total: Any, data: Any, indices: Tensor | None) -> bool:
     """Add samples of a data set (``None`` for all) to a hash; return whether they are in memory."""
     if type(data) is Subset:
         own = torch.as_tensor(data.indices, dtype=torch.long)
+        own = torch.where(own < 0, own + len(data.dataset), own)  # type: ignore[arg-type]
         return _add_samples(total, data.dataset, own if indices is None else own[indices])
     if isinstance(data, ConcatDataset):
         if indices is None:

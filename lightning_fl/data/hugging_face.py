@@ -212,7 +212,7 @@ class HFDataset(SharedDataModule):
             of_training = inputs["train"][trained].double() / scale
             axes = (0, 2, 3) if of_training.ndim == 4 else (0,)
             mean, std = of_training.mean(axes, keepdim=True), of_training.std(axes, correction=0, keepdim=True)
-            std = torch.where(std > 0, std, 1.0)
+            std = torch.where(std > 1e-12 * mean.abs(), std, 1.0)  # a deviation from rounding alone counts as 0
             self._statistics = {"mean": mean.flatten().tolist(), "std": std.flatten().tolist()}
         return {
             split: TensorDataset(((values.double() / scale - mean) / std).float(), samples[split].targets)

@@ -4,13 +4,14 @@ The content defines the kind of a file, except for SDF, which is known by name (
 """
 
 import io
+import re
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fl.core.errors import DataError, cut, expect_extra
-from lightning_fl.files.text_table import read_text_table, refuse_twice, unpacked
+from lightning_fl.files.text_table import read_text_table, refuse_twice, text_lines, unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,7 +22,7 @@ _MAX_ATOMS = 10_000
 
 def kind_of_table(path: Path) -> Literal["text", "Parquet", "Excel", "SDF"]:
     """Kind of a table file; anything unknown is a text."""
-    if any(suffix.lower() in (".sdf", ".sd") for suffix in path.suffixes[-2:]):
+    if re.search(r"\.sdf?(\.(gz|bz2|xz|zip))?$", path.name.lower()):
         return "SDF"
     try:
         with path.open("rb") as stream:
@@ -88,7 +89,8 @@ def _read_sdf(path: Path, smiles: str | None) -> "pd.DataFrame":
     if smiles is None:
         raise DataError(f"{path} is an SDF, which holds molecules: give a table without molecules.")
     with unpacked(path) as stream:
-        frame = pd.DataFrame(list(_sdf_records(stream.read(), smiles)), dtype=object)
+        content = "".join(text_lines(stream, str(path))).encode()
+    frame = pd.DataFrame(list(_sdf_records(content, smiles)), dtype=object)
     frame.index += 1
     return frame.where(frame.notna(), None)
 
@@ -104,7 +106,7 @@ def _sdf_records(content: bytes, smiles: str) -> Iterator[dict[str, Any]]:
                 continue
             found = molecule.GetPropsAsDict(autoConvertStrings=False)
             fields = {name: text.strip() or None for name, text in found.items() if isinstance(text, str)}
-            yield {smiles: Chem.MolToSmiles(molecule), **fields}
+            yield {smiles: None, **fields} | {smiles: fields.get(smiles) or Chem.MolToSmiles(molecule)}
 
 
 def as_texts(frame: "pd.DataFrame") -> "pd.DataFrame":

@@ -57,6 +57,8 @@ def export_run(run: TrainedRun, folder: Path, *, model: str | None = None) -> li
     weights = load_model_checkpoint(path)["state_dict"]
     original = run.summary.get("exported", name)
     summary = _strip_folders(run.summary) | {"num_models": 1, "exported": original}
+    data, named = run.summary["data"], ("classes", "columns", "encoding", "target", "target_names")  # are no paths
+    summary["data"] |= {key: data[key] for key in named if key in data}
     texts = {
         "README.md": model_card(run, original),
         "config.yaml": f"# lightning-fl {__version__}\n{dump_yaml(_recipe(run.recipe))}",

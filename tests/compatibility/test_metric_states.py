@@ -19,6 +19,7 @@ from reference import (
     train_both,
 )
 from torch import Tensor
+from torch.utils.data import TensorDataset
 from torchmetrics.wrappers import MinMaxMetric
 
 from lightning_fl.callbacks.callback import Callback
@@ -162,3 +163,50 @@ def test_a_failed_turn_does_not_count(tmp_path: Path) -> None:
     federated_trainer(tmp_path, max_rounds=3, on_client_error="skip").fit(module, Clients((8, 8)))
     assert module.seen == [(0, 2), (1, 2), (1, 4), (0, 4), (1, 6)]
     assert torch.isfinite(module.net.weight).all()
+
+
+class CountsBatches(Linear):
+    """A metric of the batches that a client has trained on, which nobody resets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = torchmetrics.SumMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.batches.update(1)
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("batches", self.batches.compute())
+
+
+class Diverging(Clients):
+    """The last client's inputs are too large: its turn is refused after its last step."""
+
+    def client_data(self, client: int, split: str) -> Any:
+        found: Any = super().client_data(client, split)
+        return TensorDataset(found.tensors[0] * 1e10, found.tensors[1]) if client == self.num_clients - 1 else found
+
+
+def test_a_turn_that_is_refused_at_its_end_does_not_count(tmp_path: Path) -> None:
+    trainer = fitted(tmp_path, make(CountsBatches), Diverging((4, 4)), max_rounds=2, on_client_error="skip")
+    assert "diverges" in trainer.client_reports[1].error
+    assert trainer.metrics["val"]["batches"].clients == {0: 2.0, 1: 0.0}
+
+
+def test_evaluations_and_fits_do_not_depend_on_what_ran_before(tmp_path: Path) -> None:
+    module, data = make(CountsBatches), Clients((4, 4, 4))
+    trainer = fitted(
+        tmp_path, module, data, max_rounds=2, callbacks=[leave_out([[1, 2], [1, 2]])], enable_checkpointing=True
+    )
+    in_fit = dict(trainer.metrics["val"]["batches"].clients)
+    for one in (module, make(CountsBatches)):
+        assert federated_trainer(tmp_path).validate(one, data, ckpt_path="last")["batches"].clients == {
+            0: 0.0,
+            1: 2.0,
+            2: 2.0,
+        }
+    again = fitted(
+        tmp_path, module, data, max_rounds=2, callbacks=[leave_out([[1, 2], [1, 2]])], enable_checkpointing=True
+    )
+    assert again.metrics["val"]["batches"].clients == in_fit

@@ -274,8 +274,8 @@ _IN_VALIDATION: dict[str, tuple[type[Any], tuple[str, ...]]] = {
         linear("Plateau", ByHand, on_validation_epoch_end=_plateau_by_hand, configure_optimizers=_plateau_alone),
         ("keep", "fresh"),
     ),
-    "groups": (linear("Halves", Scheduled, on_validation_epoch_end=_halve), ("keep", "fresh", "average")),
-    "groups in training": (linear("Halves", Scheduled, on_train_epoch_end=_halve), ("keep", "fresh", "average")),
+    "groups": (linear("Halves", Scheduled, on_validation_epoch_end=_halve), ("keep", "average", "auto")),
+    "groups in training": (linear("Halves", Scheduled, on_train_epoch_end=_halve), ("keep", "average", "auto")),
 }
 
 

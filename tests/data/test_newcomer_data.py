@@ -35,6 +35,13 @@ class TestTables:
         data = TableData(path=path, target="y", partitioner=IID(num_clients=2), split=(0.5, 0.25, 0.25), split_seed=0)
         return data, record_of(data)
 
+    def test_incomplete_rows_are_left_out_as_in_the_run(self, tmp_path):
+        path = tmp_path / "gaps.csv"
+        path.write_text("x,z,y\n1,1,no\n4,,yes\n2,3,no\n10,5,yes\n5,,yes\n7,2,no\n")
+        for incomplete, count in (("leave_out", 4), ("keep", 6)):
+            data = TableData(path=str(path), target="y", partitioner=IID(num_clients=2), incomplete=incomplete)
+            assert len(data.newcomer_data(str(path), record_of(data))) == count
+
     def fresh(self, run):
         return TableData(path=run[0].path, target="y", partitioner=IID(num_clients=2))
 

@@ -4,8 +4,9 @@ import pandas as pd
 import pytest
 from rdkit import Chem
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.files import text_table
-from lightning_fl.files.table_file import as_texts, read_table_file
+from lightning_fl.files.table_file import as_texts, kind_of_table, read_table_file
 from lightning_fl.files.text_table import read_text_table
 
 TEXT = "smiles,y,count,lab\nCCO,1.5,3,a\nC,,4,NA\nc1ccccc1,-2e-3,5,b\n"
@@ -78,6 +79,31 @@ def test_a_record_that_is_no_molecule_is_an_empty_row(tmp_path):
     found = read_table_file(tmp_path / "mine.sdf", smiles="smiles")
     assert found["smiles"].tolist() == ["CO", "CCO", None]
     assert found["y"].tolist() == ["0.50", "1.50", None]
+
+
+def test_an_empty_field_leaves_the_smiles_of_the_structure(tmp_path):
+    with Chem.SDWriter(str(tmp_path / "a.sdf")) as writer:
+        for given, field in (("OCC", "OCC"), ("CC", "")):
+            molecule = Chem.MolFromSmiles(given)
+            molecule.SetProp("smiles", field)
+            writer.write(molecule)
+    assert list(read_table_file(tmp_path / "a.sdf", smiles="smiles")["smiles"]) == ["OCC", "CC"]
+
+
+def test_an_sdf_in_another_encoding_is_refused_by_its_byte(tmp_path):
+    path = tmp_path / "a.sdf"
+    write_sdf(path)
+    path.write_bytes(path.read_bytes().replace(b"NA", b"M\xfcller"))
+    with pytest.raises(DataError, match="0xfc"):
+        read_table_file(path, smiles="smiles")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("x.sdf.csv", "text"), ("x.sd.csv", "text"), ("x.SDF.gz", "SDF"), ("x.sd", "SDF")]
+)
+def test_an_sdf_is_known_by_its_last_suffix(name, kind, tmp_path):
+    (tmp_path / name).write_text("smiles,y\nC,1\n")
+    assert kind_of_table(tmp_path / name) == kind
 
 
 def test_a_record_of_an_sdf_may_have_any_number_of_atoms(tmp_path):

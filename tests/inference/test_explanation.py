@@ -91,6 +91,7 @@ def test_the_command(capsys):
         (["--out", "aspirin.txt"], "give a name that ends in .png, .svg or .pdf"),
         (["--out", "b.png", "--target", "sol"], "target='sol'"),
         (["--out", "b.png", "--model", "all"], "one model is explained at a time"),
+        (["--out", "b.png", "--model", "snapshots"], "one model is explained at a time"),
         (["--out", "b.png", "--model", "nobody"], "nobody"),
     ]:
         assert main(["explain", run, ASPIRIN, *more]) == 2

@@ -230,6 +230,8 @@ class TableData(SharedDataModule):
         if self.card is not None:
             frame = _with_derived(frame, self.card)
         schema.check(frame, path)
+        given, columns = OpenedData({"train": frame}, "user", {}), [*schema.numeric, *schema.categories]
+        frame = self._leave_out_incomplete(given, columns, list(schema.categories), path).datasets["train"]
         require_columns(frame, [record["target"], *([record["event"]] if "event" in record else [])], path)
         return TensorDataset(schema.features(frame, mean, std), self._targets(frame, record.get("classes", []), path))
 

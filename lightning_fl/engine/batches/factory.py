@@ -50,10 +50,12 @@ class BatchFactory:
         if key not in self._made:
             source = f"{type(self.data).__name__}.client_data({client}, {split!r}) returned"
             made = self._make(self.data.client_data(client, split), split, source)
-            if made is not None and made.num_samples == 0 and made.epoch_length() == 0:
+            samples = 0 if made is None else made.num_samples
+            if made is not None and made.epoch_length() == 0:
                 made = None
             if made is None and split == "train":
-                what = f"{self._name_of(client)} has no training samples"
+                few = f"{samples} training samples, which its loader with drop_last leaves out"
+                what = f"{self._name_of(client)} has {few if samples else 'no training samples'}"
                 raise DataError(f"{what}: use fewer clients, another split seed, or leave the client out.")
             if made is not None:
                 if split == "train" and isinstance(made, PackedBatches):
@@ -132,6 +134,7 @@ class BatchFactory:
         held: Any = dataset
         while type(dataset) is Subset:
             own = torch.from_numpy(np.asarray(dataset.indices, dtype=np.int64))  # a list takes torch far longer
+            own = torch.where(own < 0, own + len(dataset.dataset), own)  # type: ignore[arg-type]
             indices = own if indices is None else own[indices]
             held = dataset = dataset.dataset
         if is_graph_dataset(dataset):  # views share their data, but each has its own transform

@@ -4,7 +4,7 @@ import gc
 import math
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -67,7 +67,8 @@ def _train_cohort(
         now.participant = participant
         return _submit(loop, participant, turn, report, submit)
 
-    reports, failure = _of_hosted(loop, cohort, take, after, failed)
+    restores = None if stacked_turns is None else stacked_turns.restores
+    reports, failure = _of_hosted(loop, cohort, take, after, failed, restores)
     reports = loop.processes.exchange(failed | reports)
     raise_or_warn(loop, cohort, reports, failure)
     federation.freeze(loop.flat, [report.trainable for report in reports.values() if report.error is None])
@@ -85,6 +86,7 @@ def _of_hosted(
     take: Callable[[int, Participant], ClientReport],
     after: Sequence[Hook] = (),
     without: Collection[int] = (),
+    restores: Mapping[int, Callable[[], None]] | None = None,
 ) -> tuple[dict[int, ClientReport], Exception | None]:
     """Reports of hosted participants by place in the cohort, up to an error that ends the run, and that error."""
     reports: dict[int, ClientReport] = {}
@@ -101,7 +103,7 @@ def _of_hosted(
                 if loop.processes.several:  # do not let other ranks finish their turns
                     raise_or_warn(loop, cohort, {place: reports[place]}, error)
                 return reports, error
-            restore()
+            (restores or {}).get(place, restore)()
             continue
         for hook in after:  # the client is in the sums now, so that errors here must not leave it out
             hook(client)
@@ -201,6 +203,7 @@ def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception
         reason = f"{report.error} This process can no longer use its device."
         raise TrainingError(f"{_describe(loop, cohort, place, reason)} {_NOTHING_LOST}") from error
     loop.flat.restore()  # for the next clients
+    loop.metric_states.reset()
     if loop.settings.on_client_error == "skip":
         free_memory(error, loop.processes.device)
     return report

@@ -4,7 +4,7 @@ The results are those of single turns, up to rounding, which depends on the stac
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -303,6 +303,7 @@ class StackedTurns:
                 self._members.setdefault(self._groups[place], []).append(place)
         #: Place -> turn, the group's weights, its row and report; or its error.
         self._trained: dict[int, tuple[ClientTurn, StackedWeights, int, ClientReport] | Exception] = {}
+        self.restores: dict[int, Callable[[], None]] = {}  #: place -> undoes what its client keeps of the turn
 
     def take(self, place: int) -> tuple[ClientTurn, ClientReport]:
         """Take the turn of a hosted participant, by place in the cohort, which leaves its new weights in the module."""
@@ -319,6 +320,8 @@ class StackedTurns:
         turns: dict[int, ClientTurn] = {}
         for place in places:
             participant = self._cohort.participants[place]
+            if self._loop.settings.on_client_error == "skip":
+                self.restores[place] = self._loop.federation.snapshot_client(participant.client)
             try:
                 turns[place] = self._loop.begin_turn(participant)
             except Exception as error:

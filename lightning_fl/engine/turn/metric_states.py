@@ -13,6 +13,8 @@ from lightning_fl.engine.federation import Federation
 
 #: Name of the client store.
 _STORE = "metric_states"
+#: Attribute of a metric with its state before any run.
+_PRISTINE = "_state_before_runs"
 #: Temporary attributes of a metric.
 _PASSING = frozenset(
     {"_computed", "_forward_cache", "_cache", "_is_synced", "_to_sync", "_should_unsync", "_enable_grad", "training"}
@@ -34,7 +36,12 @@ class MetricStates:
     def __init__(self, module: LightningModule, federation: Federation) -> None:
         self._federation = federation
         self.metrics = {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
-        self._pristine = {name: _state(metric) for name, metric in self.metrics.items()}
+        # Kept by the metric, since a run leaves it as the last client's turn did.
+        self._pristine: dict[str, _State] = {
+            name: vars(metric).setdefault(_PRISTINE, _state(metric)) for name, metric in self.metrics.items()
+        }
+        for name, metric in self.metrics.items():
+            _put(metric, self._pristine[name])
         #: Attributes whose identity shows that a metric was updated: all but its states, which ``reset`` recreates.
         self._marks = {name: self._mark(name) for name in self.metrics}
         self._owner: int | None = None
@@ -54,6 +61,11 @@ class MetricStates:
         if changed or client in self._store:
             self._federation.client_store(_STORE)[client] = changed
         self._owner = client
+
+    def reset(self) -> None:
+        """Give the metrics every client's initial state, after a failed turn."""
+        self._owner = None
+        self._give({})
 
     @contextmanager
     def hook_of_round(self) -> Iterator[None]:

@@ -201,7 +201,7 @@ class Optimization:
                 [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
                 for optimizer in optimizers
             ]
-        elif state.groups or _rates(optimizers) != self._rates:  # changed by hand
+        elif self._state != "fresh" and (state.groups or _rates(optimizers) != self._rates):  # changed by hand
             state.groups = _rates(optimizers)
 
     def _named_groups(self, optimizers: Sequence[Optimizer]) -> list[list[list[str]]]:

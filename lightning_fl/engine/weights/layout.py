@@ -88,7 +88,7 @@ def _overlap(first: Tensor, second: Tensor) -> bool:
 def padded_size(count: int, dtype: torch.dtype) -> int:
     """Entries that a tensor takes including the alignment gap."""
     step = max(1, _ALIGNMENT_BYTES // dtype.itemsize)
-    return -(-count // step) * step
+    return -(-max(count, 1) // step) * step  # also empty tensors have a place of their own
 
 
 def assign_places(held: Held, keys: Mapping[int, tuple[Any, ...]]) -> Places:

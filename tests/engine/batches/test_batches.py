@@ -22,6 +22,7 @@ from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.loader import DataLoader as GraphLoader
 
 from lightning_fl.core.errors import ConfigurationError, DataError
+from lightning_fl.data.digest import data_digest
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.client import ClientBatches
 from lightning_fl.engine.batches.factory import BatchFactory
@@ -128,6 +129,23 @@ def test_once_visits_every_sample_in_order():
     assert seen(batches.once(PATH)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert seen(batches.once(PATH), 0)[2] == [80, 90]
     assert [size for _, size in batches.once(PATH)] == [4, 4, 2]
+
+
+def test_a_loader_that_gives_no_batch_is_refused_whatever_reads_it():
+    for workers in (0, 1):
+        loader = DataLoader(numbers(3), batch_size=5, drop_last=True, num_workers=workers)
+        if workers == 0:  # in memory: the only batch is kept
+            assert made(loader).epoch_length() == 1
+            continue
+        with pytest.raises(DataError, match="3 training samples, .*drop_last"):
+            made(loader)
+
+
+def test_indices_of_subsets_may_count_from_the_end():
+    whole = numbers(6)
+    subsets = [Subset(whole, indices) for indices in ([-1, 2, -3], [5, 2, 3])]
+    assert seen(made(subsets[0], "val").once(PATH)) == seen(made(subsets[1], "val").once(PATH)) == [[5, 2, 3]]
+    assert data_digest(subsets[0]) == data_digest(subsets[1])
 
 
 def test_a_pass_in_training_order_visits_every_sample_once():

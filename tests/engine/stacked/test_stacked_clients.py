@@ -312,6 +312,32 @@ def test_a_loss_that_is_nan_fails_its_client_alone(tmp_path):
         fit(tmp_path, 8, Network(norm=False), poisoned())
 
 
+class Overflows(LightningModule):
+    """Linear; one step from inputs of 1e20 goes too far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1).double()
+
+    def training_step(self, batch, batch_idx):
+        return (self.net(batch[0]) - batch[1]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:.*left out of.*")
+def test_a_client_whose_weights_diverge_keeps_nothing_of_its_turn(tmp_path):
+    """Wherever it stands among those that train at once."""
+    states = []
+    for stacked in (1, 8):
+        settings = {"max_rounds": 1, "local_epochs": None, "local_steps": 1, "on_client_error": "skip"}
+        run = fit(tmp_path, stacked, Overflows(), poisoned(1e20), **settings)
+        assert run.survivors == set(range(8)) - {4}
+        states.append({client: (one.global_step, one.batches) for client, one in run.client_states.items()})
+    assert states[0] == states[1]
+
+
 class Particular(Network):
     """Takes no batch of three samples."""
 

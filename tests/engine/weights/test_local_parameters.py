@@ -117,3 +117,8 @@ def test_infinities_that_were_there_before_are_no_divergence():
         check_finite(weights, reference)
     with pytest.raises(TrainingError, match="not finite"):
         SoleContribution(0, reference).add_all_([(weights, 1.0)])
+
+
+def test_an_empty_parameter_does_not_stand_for_the_next_one() -> None:
+    module = nn.ModuleDict({"extra": nn.Linear(3, 0), "shared": nn.Linear(3, 1)})
+    assert list(LocalParameters(FlatModule(module), ["extra"]).names) == ["extra.weight", "extra.bias"]
