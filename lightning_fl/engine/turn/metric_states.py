@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch import LightningModule
@@ -13,8 +14,6 @@ from lightning_fl.engine.federation import Federation
 
 #: Name of the client store.
 _STORE = "metric_states"
-#: Attribute of a metric with its state before any run.
-_PRISTINE = "_state_before_runs"
 #: Temporary attributes of a metric.
 _PASSING = frozenset(
     {"_computed", "_forward_cache", "_cache", "_is_synced", "_to_sync", "_should_unsync", "_enable_grad", "training"}
@@ -25,23 +24,22 @@ _PLAIN = (bool, int, float, str, Tensor, type(None))
 
 #: An attribute of a metric -> its value; lists of tensors are states that grow.
 _State = dict[str, Any]
+#: Module -> the states of its metrics before any run, which leaves them as the last client's turn did.
+_BEFORE_RUNS: WeakKeyDictionary[LightningModule, dict[str, _State]] = WeakKeyDictionary()
 
 
 class MetricStates:
     """Swaps the states of a module's metrics with the client in turn, as for buffers.
 
-    The module's present state is every client's initial one. Metrics logged as objects are reset after a turn.
+    The module's state before its first run is every client's initial one. Metrics logged as objects are reset after a turn.
     """
 
     def __init__(self, module: LightningModule, federation: Federation) -> None:
         self._federation = federation
         self.metrics = {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
-        # Kept by the metric, since a run leaves it as the last client's turn did.
-        self._pristine: dict[str, _State] = {
-            name: vars(metric).setdefault(_PRISTINE, _state(metric)) for name, metric in self.metrics.items()
-        }
+        self._pristine = _BEFORE_RUNS.setdefault(module, {})
         for name, metric in self.metrics.items():
-            _put(metric, self._pristine[name])
+            _put(metric, self._pristine.setdefault(name, _state(metric)))
         #: Attributes whose identity shows that a metric was updated: all but its states, which ``reset`` recreates.
         self._marks = {name: self._mark(name) for name in self.metrics}
         self._owner: int | None = None
