@@ -31,7 +31,7 @@ _BEFORE_RUNS: WeakKeyDictionary[LightningModule, dict[str, _State]] = WeakKeyDic
 class MetricStates:
     """Swaps the states of a module's metrics with the client in turn, as for buffers.
 
-    The module's state before its first run is every client's initial one. Metrics logged as objects are reset after a turn.
+    Every client's initial one is the module's before its first run. Metrics logged as objects are reset after a turn.
     """
 
     def __init__(self, module: LightningModule, federation: Federation) -> None:
