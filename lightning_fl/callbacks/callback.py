@@ -47,8 +47,8 @@ class Callback:
     #: Effects on a round that some strategies exclude: "model_per_client" (every client has a model of its own, an
     #: average of others'), "soft_assignment" (clients use or build several models), "mixed_starts" (clients start with
     #: mixtures of them), "drawn_weights" (how often a client is drawn is its weight), "pooled" (one client trains on
-    #: all samples). See ``Learner.excludes``. And
-    #: "personal_layers", see ``requires`` there, and "own_samples" (of each client): pooled training excludes both.
+    #: all samples). See ``Learner.excludes``. And "personal_layers", see ``requires`` there, and "own_samples" (of each
+    #: client): pooled training excludes both.
     traits: tuple[str, ...] = ()
     #: Only records or draws, changes no model: a run may be resumed with or without it.
     only_shows: bool = False

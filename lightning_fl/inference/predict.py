@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import Subset
 
 from lightning_fl import callbacks
 from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError
@@ -260,8 +260,7 @@ class _TrainingSimilarity:
         """Columns [k] for a chunk of molecules."""
         from rdkit.DataStructs import BulkTanimotoSimilarity
 
-        data: Any = chunk.data.dataset if isinstance(chunk.data, DataLoader) else chunk.data
-        smiles = data.smiles
+        smiles = chunk.data.smiles
         found = torch.zeros(len(self._clients), len(smiles))
         for place, text in enumerate(smiles):
             fingerprint = _fingerprint(text)

@@ -50,10 +50,8 @@ class TrainedRun(FinishedRun):
         if run.folder != path:
             raise ConfigurationError(f"{path} is a folder of runs: name one of them, such as {run.folder}.")
         if not config.is_file():
-            other = "read models/shared_0.ckpt with your module's load_from_checkpoint"
-            raise ConfigurationError(
-                f"{config} is missing: name a run of lightning-fl fit; of one from Python, {other}."
-            )
+            other = "load_from_checkpoint of your module, or lightning_fl.inference.personalization.personalize"
+            raise ConfigurationError(f"{config} is missing: name a run of lightning-fl fit; from Python use {other}.")
         if run.rounds is None:
             raise ConfigurationError(f"{path} is not the run of a fit: name the folder that lightning-fl fit printed.")
         recipe = run.recipe

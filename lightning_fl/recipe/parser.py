@@ -100,9 +100,8 @@ def _options(words: Sequence[str]) -> list[tuple[str, str]]:
     while rest:
         name, has_value, text = rest.pop().partition("=")
         if not name.startswith("--"):
-            raise ConfigurationError(
-                f"unrecognized argument: {name}{has_value}{text}. Options begin with --, as --config RECIPE."
-            )
+            given = f"{name}{has_value}{text}"
+            raise ConfigurationError(f"unrecognized argument: {given}. Options begin with --, as in --config RECIPE.")
         name = name.removeprefix("--")
         if not has_value and name not in ("print_config", "help"):
             if rest and not rest[-1].startswith("--"):

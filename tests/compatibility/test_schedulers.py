@@ -227,7 +227,8 @@ def test_a_group_of_parameters_outside_the_module_that_a_hook_adds(state: str, t
         configure_optimizers=lambda self: torch.optim.SGD([*self.parameters(), other.weight], lr=0.1),
         on_train_epoch_start=lambda self: self.optimizers().add_param_group({"params": [other.bias]}),
     )()
-    fitted(tmp_path, module, Clients((4,)), max_rounds=2, optimizer_state=state)
+    trainer = fitted(tmp_path, module, Clients((4,)), max_rounds=2, optimizer_state=state)
+    assert trainer.client_states[0].global_step == 2
 
 
 # -- what validation sees and changes -------------------------------------------------------------------------------

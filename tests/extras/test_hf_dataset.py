@@ -53,6 +53,17 @@ def samples(data: HFDataset, client: int, split: Any = "train") -> tuple[torch.T
     return torch.stack(inputs), torch.stack(targets)
 
 
+def test_a_constant_column_is_not_scaled_by_rounding(tmp_path: Path) -> None:
+    """Whose deviation in float64 is not 0 for this number of rows."""
+    constant = datasets.Dataset.from_dict({"x": [0.1] * 137, "price": [float(row) for row in range(137)]})
+    constant.save_to_disk(str(tmp_path / "saved"))
+    data = HFDataset(
+        path=str(tmp_path / "saved"), target="price", partitioner=IID(num_clients=1), split=(1.0, 0.0, 0.0)
+    )
+    data.setup()
+    assert samples(data, 0)[0].abs().max() < 1e-6
+
+
 def test_images_by_a_column_of_clients(tmp_path: Path) -> None:
     images().save_to_disk(str(tmp_path / "saved"))
     data = HFDataset(
