@@ -44,15 +44,19 @@ def ranks_of(tmp_path: Path, start_warm: Callable[..., Process]) -> Callable[...
     return run
 
 
+def environments_of(port: str) -> list[dict[str, str]]:
+    """What a launcher tells each of two ranks."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
+    return [{**shared, "OMP_NUM_THREADS": "1", "LOCAL_RANK": str(rank)} for rank in range(2)]
+
+
 @pytest.fixture
 def two_ranks(ranks_of: Callable[..., list[dict[str, Any]]]) -> TwoRanks:
     """Run the script as two ranks, in the environment that a launcher makes for them; their records."""
 
     def run(*arguments: str) -> list[dict[str, Any]]:
         with reserved_port() as port:
-            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "NODE_RANK": "0", "WORLD_SIZE": "2"}
-            environments = [{**shared, "LOCAL_RANK": str(rank)} for rank in range(2)]
-            return ranks_of(environments, "--devices", "2", *arguments)
+            return ranks_of(environments_of(port), "--devices", "2", *arguments)
 
     return run
 
@@ -300,6 +304,48 @@ def test_a_prediction_that_fails_on_one_rank_fails_on_all(tmp_path: Path, start_
     said = said_by_ranks(start_warm, PREDICTION, tmp_path)
     assert [line[:11] for line in said] == ["rank 0 of 2", "rank 1 of 2"]
     assert all("no such fever chart" in line for line in said)
+
+
+COMMAND = """
+import sys
+from lightning_fl.cli import main
+from lightning_fl.recipe import run
+run._FIRST_RANK_SECONDS = 0.0  # no other rank ends this one
+sys.exit(main(sys.argv[1:]))
+"""
+SHORT = """
+from tiny import TinyModule
+
+class Short(TinyModule):
+    def __init__(self, missing: int = 0):
+        super().__init__()
+        self.missing = missing
+
+    def predict_step(self, batch, batch_idx):
+        return super().predict_step(batch, batch_idx)[self.missing if self.trainer.client == 1 else 0 :]
+"""
+WORDS = (
+    *("--model", "short.Short", "--data", "tiny.TinyClients", "--trainer.accelerator", "cpu"),
+    *("--trainer.max_rounds", "1", "--trainer.logger", "false"),
+)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_command_that_predicts_ends_with_the_files_of_all_ranks(
+    missing: int, tmp_path: Path, start_warm: Callable[..., Process]
+) -> None:
+    """Of client 1, on the second rank, a row is missing."""
+    (tmp_path / "short.py").write_text(SHORT)
+    succeed(start_warm("-c", COMMAND, "fit", *WORDS, "--trainer.devices", "1"))
+    line = ["predict", *WORDS, "--trainer.devices", "2", "--ckpt_path", "last", f"--model.missing={missing}"]
+    with reserved_port() as port:
+        begun = [start_warm("-c", COMMAND, *line, environment=one) for one in environments_of(port)]
+        ended = [process.end() for process in begun]
+    assert [one.code for one in ended] == (2 * [2] if missing else [0, 0]), ended
+    assert ["return a row for each" in one.err for one in ended] == 2 * [bool(missing)]
+    assert [one.out.startswith("predictions: ") for one in ended] == [not missing, False]
+    (folder,) = tmp_path.rglob("predictions")
+    assert ("client_1.csv" in {path.name for path in folder.iterdir()}) is not bool(missing)
 
 
 KILLED = """

@@ -62,8 +62,6 @@ class ModelCheckpoint(Callback):
     def setup(self, trainer: TrainerSurface, stage: str) -> None:
         if stage == "fit":
             self.__post_init__()
-            if self.monitor is not None and not trainer.check_val_every_n_rounds:
-                rank_zero_warn("ModelCheckpoint.monitor has no effect with trainer.check_val_every_n_rounds=0.")
 
     def on_round_start(self, trainer: TrainerSurface) -> None:
         self._restore_best(trainer)
@@ -98,6 +96,8 @@ class ModelCheckpoint(Callback):
         self._save(trainer, trainer.state_dict(), best=improved)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
+        if self.monitor is not None and self.best_round is None:
+            rank_zero_warn(f"ModelCheckpoint.monitor={self.monitor!r} had no effect: it was a number in no validation.")
         self._restore_best(trainer)
         state = trainer.state_dict()
         if trainer.federation.current_round:

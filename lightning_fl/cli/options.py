@@ -50,7 +50,9 @@ def add_options(parser: ArgumentParser, function: Callable[..., int]) -> None:
         if parameter.default is False:
             how["action"] = "store_true"
         elif get_origin(hint) is Sequence:
-            how |= {"type": get_args(hint)[0], "nargs": "+"}
+            (kind,) = get_args(hint)
+            how |= {"type": next(iter(get_args(kind)), kind), "nargs": "+"}  # str of "str | Path"
+            how |= {} if is_positional else {"action": "extend"}
         else:
             how["type"] = hint
         if not is_required:

@@ -52,6 +52,10 @@ def _csv_cell(value: Any) -> Any:
     return value
 
 
+#: Texts of no number in tables, for ``pandas.read_csv`` with ``keep_default_na=False``: a client may be called "NA".
+NOT_A_NUMBER = ["", "nan", "NaN"]
+
+
 def csv_value(text: str) -> str:
     """Return the original text of a cell that this module wrote."""
     return text[1:] if text.startswith("'") and _FORMULA.match(text, 1) else text

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from lightning_fl.core.errors import ConfigurationError, DataError, cut, expect_extra, listed
 from lightning_fl.core.validation import Count, checked_fields
-from lightning_fl.data.cards.lookup import is_offline
+from lightning_fl.data.cards.lookup import file_sha256, is_offline
 from lightning_fl.data.module import SPLIT_NAMES, SPLITS, Split
 from lightning_fl.data.shared import ClientShares, OpenedData, SharedDataModule
 from lightning_fl.files.text_table import require_columns
@@ -96,8 +96,10 @@ class HFDataset(SharedDataModule):
             split: _Samples(inputs_of(table), self._targets(table, classes), table) for split, table in found.items()
         }
         shape = list(datasets["train"].inputs.shape[1:])
+        path = Path(self.path).expanduser()
         record = {
-            "name": Path(self.path).name if Path(self.path).exists() else self.path,
+            "name": path.name if path.exists() else self.path,
+            **({"file": path.name, "sha256": file_sha256(path)} if path.is_file() else {}),
             "config": self.config,
             "revision": self.revision,
             "licence": first.info.license or None,
@@ -108,7 +110,7 @@ class HFDataset(SharedDataModule):
             "columns": columns,
             **({"image_shape": shape} if image else {"num_features": shape[0]}),
         }
-        return OpenedData(datasets, "user" if Path(self.path).exists() else "measured", record)
+        return OpenedData(datasets, "user" if path.exists() else "measured", record)
 
     def _read(self, allow_download: bool) -> Any:
         import datasets
@@ -127,7 +129,8 @@ class HFDataset(SharedDataModule):
                 return datasets.load_dataset(kind, data_files=glob.escape(str(path.resolve())))
             if path.is_dir() and any(sign in str(path.resolve()) for sign in ("*", "?", "[", "::")):
                 raise ConfigurationError(f"HFDataset.path={self.path!r}: must have none of * ? [ and ::; rename it.")
-            return datasets.load_dataset(str(self.path), self.config, revision=self.revision, **options)
+            source = str(path) if path.is_dir() else self.path
+            return datasets.load_dataset(source, self.config, revision=self.revision, **options)
         except ConfigurationError:
             raise
         except Exception as error:  # the library has its own errors for every way in which data can be missing

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.core.validation import Count, checked
 from lightning_fl.data import loaders
@@ -68,6 +68,7 @@ class Partitioned(SharedDataModule):
         self._given = batch_size, eval_batch_size, shuffle, drop_last
         self._loaders: dict[Split, DataLoader] = {}  # the data module's loaders, for their settings
         self._kept: dict[tuple[int, Split], Subset | DataLoader] = {}
+        self._torn = False  # whether the data module must be set up again
         for hook in BATCH_HOOKS if module is not None else ():
             if is_overridden(hook, module):
                 setattr(self, hook, getattr(module, hook))
@@ -78,10 +79,11 @@ class Partitioned(SharedDataModule):
     def _open(self, *, allow_download: bool) -> OpenedData:
         """Open all splits, for every stage, so that training and test samples never overlap."""
         datasets: dict[Split, Dataset] = {}
+        # One seed for both stages and later runs, so that a random split drawn in each is the same.
+        seed = self.partition_seed if self._indices is None else self._seed
         for split in SPLITS:
             if self._silo.has(split):
-                # One seed for both stages, so that a random split drawn in each is the same.
-                self._silo.call("setup", "test" if split == "test" else "fit", seed=(self.partition_seed, "setup"))
+                self._silo.call("setup", "test" if split == "test" else "fit", seed=(seed, "setup"))
             part = self._silo.part(split)
             if loaders.is_dataset(part):
                 datasets[split] = part
@@ -141,5 +143,16 @@ class Partitioned(SharedDataModule):
     def client_datamodule(self, client: int | None, stage: str) -> LightningDataModule:
         return self._silo.module or self
 
+    def setup(self, stage: str | None = None) -> None:
+        if self._torn and self._indices is not None:
+            self._torn, self._opened, self._kept = False, None, {}
+            before = {split: len(part) for split, part in self._held.items()}  # type: ignore[arg-type]
+            self._held = dict(self._load(allow_download=False).datasets)
+            if before != {split: len(part) for split, part in self._held.items()}:  # type: ignore[arg-type]
+                what = f"setup of {type(self._silo.module).__name__} gave other numbers of samples than before"
+                raise DataError(f"{what}: make a new Partitioned.")
+        super().setup(stage)
+
     def teardown(self, stage: str | None = None) -> None:
         self._silo.teardown(stage)
+        self._torn = self._silo.module is not None

@@ -53,8 +53,8 @@ class SharedDataModule(FederatedDataModule):
         stratified: keep a client's class proportions in its splits as nearly as integers allow; for random divisions.
         train_shares: for every client, the share of its training samples that it keeps, at least one sample; the others
             stay unused. Stratified if ``stratified``. ``None`` to keep all.
-        unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error when
-            training begins, or "leave_out" such clients with a warning.
+        unlabelled: "refuse" a client without any target in its training samples (all are NaN) with an error before
+            its first turn (before training, if validated), or "leave_out" such clients with a warning.
     """
 
     partitioner: Partitioner
@@ -131,14 +131,7 @@ class SharedDataModule(FederatedDataModule):
             raise DataError(f"client {name_of(int(empty.nonzero()[0]))} gets no training sample: use fewer clients.")
         labels = class_labels(datasets["train"]) if self.stratified else None
         shares = divide_clients(
-            datasets,
-            parts,
-            self._settings,
-            seed,
-            name_of,
-            labels=labels,
-            identities=self._identities(),
-            together=self._copies_together,
+            datasets, parts, self._settings, seed, name_of, labels, self._identities(), together=self._copies_together
         )
         warn_of_missing_parts(name_of, shares)
         if self.train_shares is not None:
@@ -235,7 +228,7 @@ class SharedDataModule(FederatedDataModule):
     def held_source(self) -> Mapping[str, Any]:
         record = self._data.record
         rows = sample_rows(self._data.datasets["train"])
-        named = {"file": record.get("file"), "sha256": record.get("sha256")}
+        named = {"file": record.get("file"), "sha256": record.get("sha256") or record.get("names_and_sizes_sha256")}
         return {
             "numbering": "samples from 0" if rows is None else "rows",
             "files": record.get("files") or ([named] if record.get("file") else []),

@@ -109,6 +109,7 @@ class Silos(FederatedDataModule):
         #: Batch size, shuffle and drop_last that the user set, by split.
         self._given = {"train": (batch_size, shuffle, drop_last), "val": evaluation, "test": evaluation}
         self._has_logged_cut = False
+        self._setup_seed: int | None = None
         self._loaders: dict[tuple[int, Split], Any] = {}
 
     def _samples_of_clients(self, given: list[int] | dict[str, int] | None) -> list[int] | None:
@@ -136,7 +137,9 @@ class Silos(FederatedDataModule):
         """The client's data module (or this one) after ``prepare_data`` and ``setup(stage)``, each called once."""
         silo = self._silos[client]
         silo.call("prepare_data")
-        silo.call("setup", stage, seed=(self.seed_of(None), "silo", client))
+        if self._setup_seed is None:  # one for all runs, so that a random split drawn in each is the same
+            self._setup_seed = self.seed_of(None)
+        silo.call("setup", stage, seed=(self._setup_seed, "silo", client))
         return silo.module or self
 
     def see_trainer(self, trainer: Any) -> None:
@@ -216,6 +219,7 @@ class Silos(FederatedDataModule):
     def teardown(self, stage: str | None = None) -> None:
         for silo in self._silos:
             silo.teardown(stage)
+        self._loaders = {key: part for key, part in self._loaders.items() if self._silos[key[0]].module is None}
 
 
 def is_splits(value: object) -> bool:
@@ -312,5 +316,7 @@ class Silo:
         return self._given.get(split) if self.module is None else find_loader(self.module, split)
 
     def teardown(self, stage: str | None) -> None:
-        if self.module is not None and self._called:
+        """Tear the data module down; the next run sets it up again."""
+        if self.module is not None and self._called - {"prepare_data"}:
             self.module.teardown(stage)  # type: ignore[arg-type]
+            self._called &= {"prepare_data"}

@@ -15,6 +15,8 @@ from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.wire_format import sendable
 from lightning_fl.engine.weights.flat import Span, Weights, copy_spans_, inner_product, linear_combination
 
+#: Changes a gradient in place, given the present weights.
+Correction = Callable[[Weights, Weights], None]
 #: Key of :class:`Weights` in a checkpoint.
 _WEIGHTS = "flat_weights"
 
@@ -172,12 +174,7 @@ class ClientTurn:
         return self.services.learning_rate(self)
 
     def train(
-        self,
-        start: Weights,
-        purpose: str,
-        *,
-        work: LocalWork | None = None,
-        correct_: Callable[[Weights, Weights], None] | None = None,
+        self, start: Weights, purpose: str, *, work: LocalWork | None = None, correct_: Correction | None = None
     ) -> Weights:
         """Train the module again for ``work`` (default: a turn's), with its optimisers; returns a copy of its weights.
 

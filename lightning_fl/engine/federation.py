@@ -67,6 +67,8 @@ class Federation:
     """rounds done."""
     global_step: int = field(default=0, metadata=saved())
     """optimiser steps of the longest turn of each round, summed over the rounds done."""
+    of_clients: list[str] = field(default_factory=list)
+    """names of the clients that the models are of."""
     num_samples: list[int] = field(default_factory=list)
     """training samples per client, length N; known in a fit."""
     personal: LocalParameters | None = field(

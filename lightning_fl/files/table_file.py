@@ -3,7 +3,6 @@
 The content defines the kind of a file, except for SDF, which is known by name (``.sdf``, ``.sd``, packed or not).
 """
 
-import io
 import re
 import zipfile
 from collections.abc import Iterator
@@ -63,7 +62,8 @@ def read_table_file(path: Path, *, smiles: str | None = None) -> "pd.DataFrame":
 def _read_parquet(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
-    frame = pd.read_parquet(path).reset_index(drop=True)
+    frame = pd.read_parquet(path)
+    frame = frame.reset_index(drop=any(name is None or name in frame for name in frame.index.names))
     frame.index += 2
     return frame
 
@@ -89,20 +89,23 @@ def _read_sdf(path: Path, smiles: str | None) -> "pd.DataFrame":
     if smiles is None:
         raise DataError(f"{path} is an SDF, which holds molecules: give a table without molecules.")
     with unpacked(path) as stream:
-        content = "".join(text_lines(stream, str(path))).encode()
+        content = "".join(text_lines(stream, str(path))).rstrip()
     frame = pd.DataFrame(list(_sdf_records(content, smiles)), dtype=object)
     frame.index += 1
     return frame.where(frame.notna(), None)
 
 
-def _sdf_records(content: bytes, smiles: str) -> Iterator[dict[str, Any]]:
+def _sdf_records(content: str, smiles: str) -> Iterator[dict[str, Any]]:
     """Fields and SMILES of every record; the SMILES is empty if RDKit cannot read it."""
     from rdkit import Chem, rdBase
 
     with rdBase.BlockLogs():  # the caller reports unreadable rows
-        for molecule in Chem.ForwardSDMolSupplier(io.BytesIO(content)):
+        supplier = Chem.SDMolSupplier()
+        supplier.SetData(content)
+        for number, molecule in enumerate(supplier if content else ()):
             if molecule is None or molecule.GetNumAtoms() > _MAX_ATOMS:
-                yield {smiles: None}
+                texts = re.findall(r"^>.*<(.+)>.*\n((?:.*\S.*\n?)+)", supplier.GetItemText(number), re.MULTILINE)
+                yield {smiles: None, **{name: text.strip() for name, text in texts}} | {smiles: None}
                 continue
             found = molecule.GetPropsAsDict(autoConvertStrings=False)
             fields = {name: text.strip() or None for name, text in found.items() if isinstance(text, str)}

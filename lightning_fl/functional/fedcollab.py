@@ -27,7 +27,7 @@ from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import derive_seed, generator
 from lightning_fl.core.validation import Count, NonNegative, checked
 from lightning_fl.functional.gram import in_order, sample_counts
-from lightning_fl.functional.shapes import check_square
+from lightning_fl.functional.shapes import Integers, check_square
 
 _Array = npt.NDArray[np.float64]
 _Labels = npt.NDArray[np.int64]
@@ -41,9 +41,7 @@ _ROUNDING = 1e-12
 _MIN_PERTURBATIONS, _CLIENTS_PER_PERTURBATION = 20, 20
 
 
-def coalition_objective(
-    assignment: Sequence[int] | Tensor, distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float
-) -> float:
+def coalition_objective(assignment: Integers, distances: Tensor, num_samples: Integers, capacity: float) -> float:
     """FedCollab's L of an assignment, the mean over clients, in the units of the distances.
 
     Args:
@@ -65,7 +63,7 @@ def coalition_objective(
 
 @checked
 def solve_coalitions(
-    distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: float, num_restarts: Count = 20, seed: int = 0
+    distances: Tensor, num_samples: Integers, capacity: float, num_restarts: Count = 20, seed: int = 0
 ) -> list[int]:
     """Search for the assignment with the least L; labels 0..K-1 in order of first appearance.
 
@@ -101,11 +99,7 @@ def solve_coalitions(
 
 
 def join_coalitions(
-    assignment: Sequence[int] | Tensor,
-    distances: Tensor,
-    num_samples: Sequence[int] | Tensor,
-    capacity: float,
-    newcomers: Sequence[int],
+    assignment: Integers, distances: Tensor, num_samples: Integers, capacity: float, newcomers: Sequence[int]
 ) -> list[int]:
     """Place new clients, in ascending order, where L is least; the others keep their labels.
 
@@ -144,7 +138,7 @@ def same_coalitions_share(
     assignment: Sequence[int],
     distances: Tensor,
     standard_errors: Tensor,
-    num_samples: Sequence[int] | Tensor,
+    num_samples: Integers,
     capacity: float,
     *,
     num_draws: int = 40,
@@ -295,7 +289,7 @@ def _perturb(labels: _Labels, random: np.random.Generator) -> _Labels:
     return perturbed
 
 
-def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
+def _labels(assignment: Integers, num_clients: int) -> _Labels:
     labels = torch.as_tensor(assignment, device="cpu")
     if labels.shape != (num_clients,) or labels.is_floating_point():
         raise ConfigurationError(f"assignment is {labels.dtype} {list(labels.shape)}: give integers [{num_clients}].")
@@ -303,7 +297,7 @@ def _labels(assignment: Sequence[int] | Tensor, num_clients: int) -> _Labels:
 
 
 @checked
-def _check(distances: Tensor, num_samples: Sequence[int] | Tensor, capacity: NonNegative) -> tuple[_Array, _Array]:
+def _check(distances: Tensor, num_samples: Integers, capacity: NonNegative) -> tuple[_Array, _Array]:
     """V_ij = (m_i + m_j) D_ij, shape [N, N], and m, shape [N]."""
     check_square("distances", distances)
     matrix = np.array(distances.detach().cpu().double())

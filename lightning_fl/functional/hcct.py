@@ -29,7 +29,7 @@ from torch import Tensor
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.validation import NonNegative, checked
 from lightning_fl.functional.gram import check_gram, float64_columns, gram_matrix, inverse_roots, sample_counts
-from lightning_fl.functional.shapes import check_floating
+from lightning_fl.functional.shapes import Integers, check_floating
 
 _Array = npt.NDArray[np.float64]
 
@@ -60,7 +60,7 @@ class Partition(NamedTuple):
 
 
 def hierarchical_partition(
-    updates: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float, *, leave_one_out: bool = False
+    updates: Tensor, num_samples: Integers, tradeoff: float, *, leave_one_out: bool = False
 ) -> list[int]:
     """HCCT's partition of the clients (algorithm 2) by updates g [N, P]; see :func:`partition_from_gram`.
 
@@ -72,7 +72,7 @@ def hierarchical_partition(
 
 
 def partition_from_gram(
-    gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: float, *, leave_one_out: bool = False
+    gram: Tensor, num_samples: Integers, tradeoff: float, *, leave_one_out: bool = False
 ) -> Partition:
     """Merge the two groups with the largest gain in utility until no merge gains.
 
@@ -121,12 +121,7 @@ def partition_from_gram(
 
 
 def partition_utility(
-    gram: Tensor,
-    num_samples: Sequence[int] | Tensor,
-    tradeoff: float,
-    labels: Sequence[int],
-    *,
-    leave_one_out: bool = False,
+    gram: Tensor, num_samples: Integers, tradeoff: float, labels: Sequence[int], *, leave_one_out: bool = False
 ) -> float:
     """Σ_n u_n(k(n)) of a partition with any labels [N] and U_0 = 0; arguments as in :func:`partition_from_gram`."""
     inner, samples = _check(gram, num_samples, tradeoff)
@@ -157,7 +152,7 @@ def least_merged_cosine(relative_trade_off: NonNegative, *, leave_one_out: bool 
 
 def join_group(
     gram: Tensor,
-    num_samples: Sequence[int] | Tensor,
+    num_samples: Integers,
     tradeoff: float,
     labels: Sequence[int],
     newcomer: int,
@@ -193,9 +188,7 @@ def join_group(
     return found
 
 
-def most_discriminative_layer(
-    updates_by_layer: Mapping[str, Tensor], num_samples: Sequence[int] | Tensor | None = None
-) -> str:
+def most_discriminative_layer(updates_by_layer: Mapping[str, Tensor], num_samples: Integers | None = None) -> str:
     """Find the layer with the largest relative variance Σ_n ‖g_n − ḡ‖² / ‖ḡ‖² of the clients' updates (equation 19).
 
     It is 0 if all updates are equal, infinite if they differ but cancel in the mean. Of equal layers, take the first.
@@ -227,7 +220,7 @@ def most_discriminative_layer(
 
 
 @checked
-def _check(gram: Tensor, num_samples: Sequence[int] | Tensor, tradeoff: NonNegative) -> tuple[_Array, _Array]:
+def _check(gram: Tensor, num_samples: Integers, tradeoff: NonNegative) -> tuple[_Array, _Array]:
     inner = check_gram(gram)
     return inner, sample_counts(num_samples, len(inner))
 

@@ -1,8 +1,13 @@
 """Checks of the arguments of pure functions."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from lightning_fl.core.errors import ConfigurationError
+
+#: A whole number for each client.
+Integers = Sequence[int] | Tensor
 
 
 def check_floating(name: str, values: Tensor, *shape: int | None) -> None:

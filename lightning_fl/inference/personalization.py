@@ -210,6 +210,8 @@ def _evaluate(trainer: FederatedTrainer, weights: Weights) -> list[ClientReport]
 
 def _load(trainer: FederatedTrainer, path: Path) -> Weights:
     load_weights(trainer.module, path, load_model_checkpoint(path))
+    if trainer.loop.flat.new_tensors():  # of layers that on_load_checkpoint makes
+        trainer.loop.flat.add_late_parameters()
     return trainer.loop.flat.collect().clone()
 
 

@@ -1,6 +1,6 @@
 """Predictions for new samples as a table: the input columns, then the predictions of a run's models."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +87,7 @@ class RunPredictor:
             self._widths = uncertainty.half_widths(measured, asked.interval, self._naming)
         self._similarity = None
         if asked.similarity:
-            self._similarity = _TrainingSimilarity(made.data, self.run.summary["seed"])
+            self._similarity = _TrainingSimilarity(made.data, self.run.summary)
 
     def _load(self, run: TrainedRun) -> tuple[list[LoadedModel], Made]:
         asked = self._options
@@ -238,15 +238,17 @@ def _filled(values: np.ndarray | None, kept: np.ndarray, count: int) -> np.ndarr
 class _TrainingSimilarity:
     """Tanimoto similarity (Morgan fingerprints, https://doi.org/10.1021/ci100050t) to the nearest training molecule."""
 
-    def __init__(self, data: FederatedDataModule, seed: int) -> None:
+    def __init__(self, data: FederatedDataModule, summary: Mapping[str, Any]) -> None:
         if not isinstance(data, MoleculeDataModule):
             raise ConfigurationError("similarity: the run's data are not molecules; remove this option.")
         try:
-            with seeded_as(seed):
+            with seeded_as(summary["seed"]):
                 data.prepare_data()
                 data.setup("fit")
         except FederatedError as error:
             raise DataError(f"similarity: the run's data cannot be read: {error}") from error
+        if data.describe().get("sha256") != summary["data"].get("sha256"):
+            raise DataError("similarity: the run's data file has changed since the training: restore it.")
         smiles = data.dataset.smiles
         self._clients: dict[str, list[Any]] = {}
         for client, name in enumerate(data.client_names()):

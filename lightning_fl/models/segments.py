@@ -79,9 +79,11 @@ def normalized_adjacency(edge_index: Tensor, num_nodes: int, dtype: torch.dtype 
     Kipf and Welling 2017 (https://arxiv.org/abs/1609.02907). As in PyG's ``gcn_norm``, an edge (j, i) is in row i and
     column j, D counts a node's incoming edges, its self loops as one. Without opposite edges it is not symmetric.
     """
-    paired = _is_paired(edge_index)
+    proper = edge_index[0] != edge_index[1]
+    # Without loops, and every edge followed by its opposite (not for an odd number: shapes differ): symmetric.
+    paired = torch.equal(edge_index[:, ::2].flip(0), edge_index[:, 1::2]) and bool(proper.all())
     if not paired:
-        edge_index = edge_index[:, edge_index[0] != edge_index[1]]
+        edge_index = edge_index[:, proper]
     nodes = torch.arange(num_nodes)
     source, target = (torch.cat([end, nodes]) for end in edge_index)
     index, pointer = _sort(source, target, num_nodes)
@@ -145,9 +147,3 @@ def _sort(columns: Tensor, rows: Tensor, num_rows: int) -> tuple[Tensor, Tensor]
     pointer = rows.new_zeros(num_rows + 1)
     torch.cumsum(torch.bincount(rows, minlength=num_rows), 0, out=pointer[1:])
     return columns.index_select(0, rows.sort(stable=True).indices), pointer
-
-
-def _is_paired(edge_index: Tensor) -> bool:
-    """Whether every edge is followed by its opposite, so that their matrix is symmetric, and there is no loop."""
-    opposite = torch.equal(edge_index[:, ::2].flip(0), edge_index[:, 1::2])  # not for an odd number: shapes differ
-    return opposite and not bool((edge_index[0] == edge_index[1]).any())

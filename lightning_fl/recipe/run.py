@@ -51,11 +51,14 @@ def run(command: str, config: Namespace, parser: ArgumentParser, arguments: Sequ
         notice = choose_processes(trainer, made.model, made.data, config.trainer.devices, arguments)
         if notice is not None:
             print(notice, file=sys.stderr)
-    trainer.run_log.recipe = f"# lightning-fl {__version__}\n{parser.dump(config, skip_unset=False)}"
+    kept = config.clone()
+    kept.ckpt_path = None if command == "fit" else config.ckpt_path  # a resumed run's recipe starts the whole run
+    trainer.run_log.recipe = f"# lightning-fl {__version__}\n{parser.dump(kept, skip_unset=False)}"
     trainer.run_log.hyperparameters = _hyperparameters(config.as_dict())
     try:
         code = _COMMANDS[command](made, config.ckpt_path, arguments)
     except BaseException as error:
+        trainer.strategy.disconnect(error)  # where no run has done so
         _end_together(trainer, error)
         raise
     if isinstance(trainer.strategy.launcher, ForkLauncher) and not trainer.is_global_zero:
@@ -151,6 +154,7 @@ def _predict(made: Namespace, ckpt_path: str, arguments: Sequence[str]) -> int:
     from lightning_fl.recipe.predictions import write_predictions
 
     folder = write_predictions(made.trainer, made.trainer.predict(made.model, made.data, ckpt_path=ckpt_path))
+    made.trainer.processes.of_ranks(None)  # every rank's files are there
     if made.trainer.is_global_zero:
         print(f"predictions: {folder}")
     return 0

@@ -4,13 +4,14 @@ The tree has plain values, and texts as they were typed for options: only the pa
 """
 
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import yaml
 from jsonargparse import ArgumentParser
 
-from lightning_fl.files.yaml import parse_yaml
+from lightning_fl.files.yaml import Quoted, parse_yaml
 from lightning_fl.recipe.classes import accepted_arguments, annotations_of, find_class, options_of
 from lightning_fl.recipe.file import load_recipe
 from lightning_fl.recipe.shipped import find_recipe
@@ -88,6 +89,8 @@ class _Merge(NamedTuple):
 
     def value(self, text: str, place: str, *, append: bool) -> Any:
         """The value of an option: its text, unless it must be read to be merged."""
+        if get_args(self.keys.annotations.get(place))[:2] == (str, os.PathLike[str]):  # read as YAML otherwise
+            return None if text in ("null", "~") else Quoted(text)
         structured = place in self.keys.bases or place.endswith(CLASS_KEYS) or append or self.keys.below(place)
         try:
             value = parse_yaml(text, mark_quoted=True) if structured else text

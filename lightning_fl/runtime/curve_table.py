@@ -80,10 +80,16 @@ class OneFileTensorBoardLogger(TensorBoardLogger):
         self._has_layout = False
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        metrics = {name: value for name, value in metrics.items() if value is not None}  # others are only announced
         self._names |= set(metrics)
         if any(name.startswith("val") for name in metrics):
             self._add_layout()
         super().log_metrics(metrics, step)
+
+    def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
+        """Log settings and metrics; TensorBoard shows those that a file names first, so that a test's are announced."""
+        tests = {name.replace("/val/", "/test/", 1): None for name in metrics or {}}
+        super().log_hyperparams(params, metrics and tests | metrics, step)
 
     def finalize(self, status: str) -> None:
         """Flush the file; it is closed with the logger."""
@@ -108,7 +114,10 @@ def curve_layout(names: Iterable[str]) -> dict[str, dict[str, list[object]]]:
     known = set(names)
     # Validation first.
     metrics = sorted((name for name in known if f"{name}/worst" in known), key=lambda name: (name[:3] != "val", name))
-    own = {name: re.compile(f"{re.escape(name)}/(?!{_OF_ALL}).+") for name in metrics}
+    own = {}
+    for name in metrics:  # without the curves of its targets, which are metrics as well
+        inner = [f"{re.escape(other[len(name) + 1 :])}(?:/|$)" for other in metrics if other.startswith(f"{name}/")]
+        own[name] = re.compile(f"{re.escape(name)}/(?!{'|'.join([_OF_ALL, *inner])}).+")
     charts: dict[str, dict[str, list[object]]] = {
         "average and worst client": {
             name: ["Multiline", [f"^{re.escape(name)}$", f"^{re.escape(name)}/worst$"]] for name in metrics

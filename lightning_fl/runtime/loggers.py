@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_fl.core.client_names import rows_of
 from lightning_fl.core.errors import ConfigurationError, TrainingError, cut
+from lightning_fl.core.escaping import NOT_A_NUMBER, csv_value
 from lightning_fl.runtime.curve_table import WholeCSVLogger
 
 if TYPE_CHECKING:
@@ -119,7 +120,9 @@ class _Service(LoggerAdapter):
 
         for path in sorted(run.glob("*.csv")):
             if path.name != "metrics.csv":
-                self.log_table(path.stem, pd.read_csv(path), step)
+                texts = dict.fromkeys(("client", "received_from", "sender", "recipient"), csv_value)
+                table = pd.read_csv(path, converters=texts, keep_default_na=False, na_values=NOT_A_NUMBER)
+                self.log_table(path.stem, table, step)
         records = {
             f"{split}/{name}": record["clients"]
             for split, metrics in summary.get("metrics", {}).items()

@@ -47,11 +47,7 @@ _MANY_CLIENTS = 100
 #: What a run makes, and the next run replaces.
 _PARTS = ("module", "datamodule", "loop", "batch_factory")
 #: Attributes of the trainer with another name than those of the round.
-_OF_ROUND = {
-    "logged": "round_metrics",
-    "reports": "client_reports",
-    "evaluated": "evaluated_this_round",
-}
+_OF_ROUND = {"logged": "round_metrics", "reports": "client_reports", "evaluated": "evaluated_this_round"}
 #: Attribute of the trainer -> the part that has it, and its name there.
 _FORWARDED = {
     **{field.name.lstrip("_"): ("federation", field.name.lstrip("_")) for field in fields(Federation)},
@@ -114,6 +110,7 @@ class TrainerSurface(Settings):
     #: client -> split -> digest of its data; of hosted clients if these are private, else of all
     data_digests: dict[int, dict[Split, str]]
     differs: dict[str, list[str]]  #: differences from the run of the checkpoint: name -> value before and now
+    left: tuple[Any, Any] | None = None  #: the module's flat form and the marks of its tensors when the last run ended
     _launched = False
 
     @property
@@ -190,9 +187,9 @@ class TrainerSurface(Settings):
         """Training loss of a hosted client for some weights, over its first batches; nothing is trained."""
         return self.loop.training.mean_loss(client, weights, num_batches, purpose)
 
-    def predict_client(self, client: int, split: Split = "test") -> list[Any]:
-        """``predict_step``'s outputs for one hosted client, inside a run."""
-        weights = self.client_model(client)
+    def predict_client(self, client: int, split: Split = "test", federation: Federation | None = None) -> list[Any]:
+        """``predict_step``'s outputs for one hosted client, inside a run, also with its model in another federation."""
+        weights = self.loop.client_model(client, federation)
         with self.around_evaluation(client, weights):
             return self.loop.evaluator.predict(client, weights, split)
 
@@ -275,8 +272,11 @@ class TrainerSurface(Settings):
         kept = state.get("lightning_callbacks", {})
         known = trainer.lightning_callbacks.with_run_state.items()
         if callbacks := {name: one for name, one in known if name in kept.get("callbacks", {})}:
+            patience = {name: one.patience for name, one in callbacks.items() if hasattr(one, "patience")}
             with _refusing(", ".join(callbacks), state):
                 load_states(trainer, callbacks, kept)
+            for name, own in patience.items():  # EarlyStopping's state has that of the earlier run
+                callbacks[name].patience = own
             if ended := [one for one in callbacks.values() if getattr(one, "stopping_reason_message", None)]:
                 self.should_stop = True
                 name = type(ended[0]).__name__

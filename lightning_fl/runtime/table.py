@@ -15,14 +15,8 @@ from lightning_fl.core.escaping import markdown
 from lightning_fl.data.source import STAND_IN_LABEL
 
 #: Terminal styles of :attr:`Value.state`.
-_STYLES = {
-    "holds": "green",
-    "does not hold": "red",
-    "undecided": "yellow",
-    "better": "green",
-    "worse": "red",
-    "summary": "bold",
-}
+_STYLES = {"holds": "green", "does not hold": "red", "undecided": "yellow", "summary": "bold"}
+_STYLES |= {"better": _STYLES["holds"], "worse": _STYLES["does not hold"]}
 _WIDEST_LABEL = 24
 #: Longer names of metrics may be broken into lines.
 _LONG_NAME = 10

@@ -16,6 +16,8 @@ from lightning_fl.study.finished_run import FinishedRun, RunMetric, number_or_na
 from lightning_fl.study.intervals import paired_interval
 from lightning_fl.study.recipe_settings import same_data
 
+#: Label -> its runs, with different seeds.
+Groups = Mapping[str, Sequence[FinishedRun]]
 #: Columns of a group's statistics, each with its standard deviation over seeds in ``NAME_seed_std``.
 STATISTICS = (
     *("mean", "worst", "std", "best", "gain", "ipr", "rsd", "harmed"),
@@ -23,7 +25,7 @@ STATISTICS = (
 )
 
 
-def default_comparison_metric(groups: Mapping[str, Sequence[FinishedRun]], split: str = "test") -> str:
+def default_comparison_metric(groups: Groups, split: str = "test") -> str:
     """First metric that all runs have, preferably not a loss; a ConfigurationError without one."""
     runs = [run for group in groups.values() for run in group]
     named = [[name for name in run.metric_names(split) if not name.startswith("local/")] for run in runs]
@@ -37,7 +39,7 @@ def default_comparison_metric(groups: Mapping[str, Sequence[FinishedRun]], split
 
 
 def comparison_table(
-    groups: Mapping[str, Sequence[FinishedRun]],
+    groups: Groups,
     metrics: Sequence[str] = (),
     split: str = "test",
     *,
@@ -96,11 +98,7 @@ def comparison_table(
 
 
 def client_comparison(
-    groups: Mapping[str, Sequence[FinishedRun]],
-    metrics: Sequence[str] = (),
-    split: str = "test",
-    *,
-    reference: Sequence[FinishedRun] | None = None,
+    groups: Groups, metrics: Sequence[str] = (), split: str = "test", *, reference: Sequence[FinishedRun] | None = None
 ) -> pd.DataFrame:
     """Collect every client's value: one row per metric, run and client. Arguments as in :func:`comparison_table`.
 
@@ -150,7 +148,7 @@ def _client_gains(
     return gains(metric.clients, other.clients, metric.higher_is_better)
 
 
-def _check_groups(groups: Mapping[str, Sequence[FinishedRun]]) -> None:
+def _check_groups(groups: Groups) -> None:
     if not groups:
         raise ConfigurationError("there are no runs to compare: name at least one.")
     for label, runs in groups.items():
@@ -178,13 +176,7 @@ def _about(label: str, runs: Sequence[FinishedRun], name: str, split: str) -> di
     }
 
 
-def _gain_over(
-    groups: Mapping[str, Sequence[FinishedRun]],
-    label: str,
-    name: str,
-    split: str,
-    reference: Sequence[FinishedRun] | None,
-) -> str:
+def _gain_over(groups: Groups, label: str, name: str, split: str, reference: Sequence[FinishedRun] | None) -> str:
     if reference is None:
         own = all(run.gains(name, split) is not None for run in groups[label])
         return "each run's own local training" if own else ""

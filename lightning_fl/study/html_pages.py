@@ -80,10 +80,6 @@ def write_run_page(folder: str | Path, out: Path | None = None) -> Path:
 def _metrics_table(run: FinishedRun, split: str) -> list[Part]:
     """A row per client and per statistic; bold where a model is better than the local one or the other way round."""
     evaluated, names = str(run.summary.get("evaluated", "the shared model")), run.metric_names(split)
-    if split == "val" and run.rounds is not None and run.summary.get("best_round") not in (None, run.rounds):
-        # Local models are those of the best round, so that the last validation does not compare.
-        evaluated = f"the models of round {run.rounds}, the last"
-        names = [name for name in names if not name.startswith("local/")]
     metrics = {name: run.metric(name, split) for name in names[:_MAX_METRICS]}
     clients = rows_of(run.client_names, [metric.clients for metric in metrics.values()])
     numbers = {

@@ -150,6 +150,9 @@ def _format_column(frame: pd.DataFrame, key: str) -> tuple[list[str], list[str]]
     ends = [f"{key}_low", f"{key}_high"] if is_difference else [f"{key}_seed_std"]
     numbers = frame[[key, *ends]].to_numpy(dtype=float) * (100.0 if percent else 1.0)
     digits = 0 if percent else _digits(numbers)
+    sizes = np.abs(numbers[np.isfinite(numbers[:, 0]), 0])
+    if digits == 0 and not percent and sizes.max(initial=0.0) >= 1000 and ((sizes > 0) & (sizes < 100)).any():
+        digits = None  # one diverged: 4.962e+04 and 0.6
     if key == "seconds" and digits is not None:
         digits = min(digits, 1)
     if key == "rounds" and all(value.is_integer() for value in numbers[:, 0] if math.isfinite(value)):

@@ -16,16 +16,10 @@ PARSER = import_module("lightning_fl.recipe.parser").make_parser("fit")
 
 # Modules that most runs import later. After the parser, which suppresses warnings while it imports dependencies.
 for _name in (
-    "lightning_fl.callbacks.figures.plots.run",
-    "lightning_fl.data.molecules.dataset",
-    "lightning_fl.data.molecules.standin",
-    "lightning_fl.data.tables.dataset",
-    "lightning_fl.engine.batches.graph_packs",
-    "lightning_fl.models.bond_encoders",
-    "lightning_fl.recipe.run",
-    "lightning_fl.trainer.report",
-    "sklearn.datasets",
-    "torch.utils.tensorboard",
+    *("lightning_fl.callbacks.figures.plots.run", "lightning_fl.data.molecules.dataset"),
+    *("lightning_fl.data.molecules.standin", "lightning_fl.data.tables.dataset"),
+    *("lightning_fl.engine.batches.graph_packs", "lightning_fl.models.bond_encoders", "lightning_fl.recipe.run"),
+    *("lightning_fl.trainer.report", "sklearn.datasets", "torch.utils.tensorboard"),
 ):
     import_module(_name)
 

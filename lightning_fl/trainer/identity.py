@@ -159,7 +159,8 @@ def find_differences(
     found |= _other_data(trainer, state["data"])
     known = trainer.run_log.summary.get("differs_from_checkpoint", {})  # reported by the fit before this evaluation
     if new := {name: values for name, values in found.items() if name not in known}:
-        own = "This run uses its own settings; summary.json lists the differences as differs_from_checkpoint."
+        keeps = "" if evaluates else ", but optimisers and schedulers that continue keep their rates"
+        own = f"This run uses its own settings{keeps}; summary.json lists the differences as differs_from_checkpoint."
         rank_zero_warn(f"{path} is of a run that differs from this one: {_listed(new)}. {own}")
     return found
 

@@ -101,7 +101,11 @@ def _start(trainer: TrainerSurface, stage: str, module: Any, ckpt_path: Any) -> 
     path = resolve_checkpoint(ckpt_path, trainer.fabric, trainer.run_log.root, [*before, *resumed], others)
     state = {} if path is None else load_state(near(path), trainer.fabric)
     trainer.run_log.start(trainer.fabric, fits=stage == "fit")
-    same = stage != "fit" and trainer.is_set_up and trainer.module is module and bool(trainer.federation.models)
+    same = stage != "fit" and trainer.is_set_up and trainer.module is module and bool(trainer.federation.current_round)
+    if same and path is None and trainer.left is not None and trainer.left[0].marks() != trainer.left[1]:
+        what = f"the {type(module).__name__} may have changed since the last run, whose clients' models are evaluated"
+        rank_zero_warn(f"{what}: give copy.deepcopy of it to evaluate its own weights.")
+    trainer.left = None
     trainer.begin(trainer.federation.for_evaluation() if same else Federation())
     return path, state
 
@@ -143,6 +147,7 @@ def _restore(trainer: TrainerSurface, state: dict[str, Any], path: Path, *, eval
         trainer.load_state_dict(state, weights_only=evaluates)
     except CheckpointError as error:
         raise CheckpointError(f"{shown}: {error}") from error
+    trainer.federation.of_clients = trainer.client_names
     if evaluates:
         return
     done = trainer.federation.current_round
@@ -172,6 +177,9 @@ def _register_ends(
             trainer.datamodule.teardown(stage)
             _call_module_callbacks(trainer, "teardown", stage)
             trainer.module.teardown(stage)
+            trainer.module._metric_attributes = None  # as in Lightning: the next setup may make others
+        if hasattr(trainer, "loop"):
+            trainer.left = (trainer.loop.flat, trainer.loop.flat.marks())
 
     def end_round(kind: Any, error: BaseException | None, traceback: Any) -> None:
         if error is not None:
@@ -181,6 +189,7 @@ def _register_ends(
                 trainer.datamodule.on_exception(error)
         if hasattr(trainer, "loop"):
             trainer.loop.training.optimization.end_run()
+            trainer.loop.metric_states.leave()
         if error is None and trainer.num_clients:
             trainer.loop.flat.load(trainer.client_model(0))
         _leave_device(trainer, error)

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule
 
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.core.client_names import check_distinct, recorded_names
-from lightning_fl.core.errors import DataError
+from lightning_fl.core.errors import ConfigurationError, DataError, listed
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
@@ -56,8 +56,13 @@ def set_up(
     if processes.several:
         trainer.strategy.wait_for_all()
     datamodule.setup(stage)
-    trainer.client_names = datamodule.client_names()
-    check_distinct(trainer.client_names)
+    trainer.client_names = names = datamodule.client_names()
+    check_distinct(names)
+    if not federation.models:
+        federation.of_clients = names
+    elif not state and names != federation.of_clients:  # an evaluation after a fit; a checkpoint has checks of its own
+        what = f"the models are of the clients {listed(federation.of_clients)}, the data of {listed(names)}"
+        raise ConfigurationError(f"{what}: give those clients in their order, or another module to evaluate.")
     processes.pinned = datamodule.pinned
     trainer.recorded_names = trainer.client_names if processes.private else recorded_names(trainer.client_names)
     if processes.several:

@@ -278,7 +278,8 @@ class FederatedTrainer(TrainerSurface):
         """``predict_step``'s outputs, batch by batch, for the clients that this rank hosts."""
         with session(self, "predict", module, datamodule, ckpt_path), self.loop.evaluator.evaluations("predict"):
             found = {client: self.predict_client(client, split) for client in self.hosted_clients}
-            self.processes.of_ranks(None)  # so that another rank's error ends this one, too
+            if not any(self.processes.of_ranks(any(found.values()))):  # another rank's error ends this one, too
+                rank_zero_warn(f"nothing was predicted: no client has {split} data.")
             return found
 
     def _evaluate_only(self, stage: str, split: Split, module: Any, datamodule: Any, ckpt_path: Any) -> ClientMetrics:
@@ -293,17 +294,19 @@ class FederatedTrainer(TrainerSurface):
     def evaluate_split(self, split: Split, clients: Sequence[int] | None = None) -> ClientMetrics:
         """Evaluate the models of hosted ``clients``, by default those that the run evaluates, on a split."""
         with self.profiler.profile(EVALUATION):
-            if not self.loop.evaluator.evaluates(split):
+            if clients is None:
+                sampled = self.processes.sample(self.limit_test_clients if split == "test" else None, self.seed)
+                clients = self.processes.panel if self.round.fitting else sampled
+            clients = [client for client in clients if client not in self.federation.absent_clients]
+            has_data = (self.client_batches(client, split) is not None for client in clients)
+            if not (self.loop.evaluator.evaluates(split) and any(self.processes.of_ranks(any(has_data)))):
+                self.federation.gains.pop(split, None)
+                self.federation.evaluated_samples.pop(split, None)
                 metrics = self.federation.metrics[split] = ClientMetrics()
                 return metrics
             reports: dict[int, ClientReport] = {}
             with self.loop.evaluator.evaluations("validation" if split == "val" else split):
-                if clients is None:
-                    sampled = self.processes.sample(self.limit_test_clients if split == "test" else None, self.seed)
-                    clients = self.processes.panel if self.round.fitting else sampled
                 for client in clients:
-                    if client in self.federation.absent_clients:
-                        continue
                     weights = self.client_model(client)
                     with self.around_evaluation(client, weights):
                         report = self.loop.evaluator.evaluate(client, weights, split, own=True)

@@ -295,6 +295,13 @@ def test_similarity_to_the_nearest_training_molecule(run, command):
     assert (table[own][:2] <= 1).all(axis=None)
 
 
+@pytest.mark.slow
+def test_similarity_needs_the_file_of_the_training(run):
+    write_molecules("run.csv", range(2, 10))
+    with pytest.raises(DataError, match=r"similarity: the run's data file has changed"):
+        predict(run, ["CCO"], similarity=True)
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 def test_pipes(run, start_warm):

@@ -165,6 +165,24 @@ def test_an_interrupted_fit_says_how_to_go_on_and_gets_the_same_result(tiny, com
 
 
 @pytest.mark.slow
+def test_the_recipe_of_a_resumed_run_starts_the_whole_run(fitted, command):
+    resumed = Path("runs/version_1")
+    assert command("fit", "--config", "tiny.yaml", "--trainer.max_rounds", "4", "--ckpt_path", "last")[0] == 0
+    assert summary(resumed)["resumed_from"].endswith("last.ckpt")
+    shutil.rmtree(fitted)
+    words = ("fit", "--config", resumed / "config.yaml", "--trainer.default_root_dir")
+    assert command(*words, "whole")[0] == 0
+    assert summary("whole/version_0")["resumed_from"] is None
+    assert rmse("whole/version_0") == rmse(resumed)
+    # where a checkpoint is named again, the run goes on: nothing is left of it
+    assert command(*words, "again", "--ckpt_path", resumed / "checkpoints" / "last.ckpt")[0] == 0
+    assert rmse("again/version_0") == rmse(resumed)
+    # that of an evaluation is of its checkpoint
+    assert command("test", "--config", resumed / "config.yaml", "--ckpt_path", "best")[0] == 0
+    assert yaml.safe_load(Path("runs/version_2/config.yaml").read_text())["ckpt_path"] == "best"
+
+
+@pytest.mark.slow
 def test_predictions_have_the_error_that_the_test_reports(fitted, command):
     code, out, _ = command("predict", "--config", "tiny.yaml", "--ckpt_path", "best")
     assert (code, out) == (0, "predictions: runs/version_1/predictions\n")

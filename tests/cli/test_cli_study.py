@@ -9,8 +9,12 @@ import pandas as pd
 import pytest
 import yaml
 
+from lightning_fl.cli import make_parser
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.recipe.parser import parse
+from lightning_fl.study.cells import make_cells
 from lightning_fl.study.local_workers import LocalWorkers
+from lightning_fl.study.study_file import load_study
 
 STUDY = {
     "title": "Tiny",
@@ -30,9 +34,6 @@ def study(tiny):
 
 def finish_all(out, scale=None):
     """Lay down a finished run for every cell that a dry run or an earlier command made known."""
-    from lightning_fl.study.cells import make_cells
-    from lightning_fl.study.study_file import load_study
-
     for cell in make_cells(load_study(Path("tiny_study.yaml"), scale), Path(out)):
         cell.prepare()
         run = cell.folder / "version_0"
@@ -72,12 +73,42 @@ def test_a_dry_run_lists_the_cells_and_makes_nothing(study, command):
         (["--only", "arm=b", "size=large"], ["b, size=large, seed 0", "b, size=large, seed 1"]),
         (["--scale", "quick", "--only", "arm=a,b", "--seeds", "5"], ["a, size=small, seed 5", "b, size=small, seed 5"]),
         (["--seeds", "3", "4", "--only", "arm=a", "size=small"], ["a, size=small, seed 3", "a, size=small, seed 4"]),
+        (["--only", "arm=b", "--seeds", "7", "--only", "size=large"], ["b, size=large, seed 7"]),
     ],
 )
 def test_a_part_of_the_cells(study, command, words, names):
     code, out, _ = command("study", study, "--dry-run", *words)
     assert code == 0
     assert [line.removeprefix("open").strip() for line in out.splitlines()] == names
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "words"),
+    [
+        ("study digits", "only", ["arm=a", "size=large"]),
+        ("study digits", "seeds", ["3", "1"]),
+        ("compare runs", "metric", ["rmse", "mae"]),
+        ("predict run new.csv", "with", ["other", "third"]),
+    ],
+)
+def test_an_option_that_is_given_again_adds_to_the_first(name, option, words):
+    command, *places = name.split()
+    parser = make_parser(command)
+
+    def given(*options):
+        return vars(parser.parse_args([*places, *options]))
+
+    first, second = words
+    assert given(f"--{option}", first, f"--{option}", second) == given(f"--{option}", first, second)
+    once, without = given(f"--{option}", first), given()
+    assert [list(map(str, once[key])) for key in once if once[key] != without[key]] == [[first]]
+
+
+def test_a_cell_runs_in_a_folder_whose_name_looks_like_yaml(study, command, parser):
+    assert command("study", study, "--out", "tries: a", "--dry-run")[0] == 0
+    cell = make_cells(load_study(Path(study)), Path("tries: a"))[0]
+    cell.prepare()
+    assert parse("fit", parser, cell.arguments()[1:]).trainer.default_root_dir == str(cell.folder)
 
 
 @pytest.mark.slow
@@ -172,9 +203,6 @@ def test_a_system_that_cannot_fork(monkeypatch):
 
 @pytest.mark.slow
 def test_cells_of_another_process_are_counted(study, command):
-    from lightning_fl.study.cells import make_cells
-    from lightning_fl.study.study_file import load_study
-
     finish_all("out")
     rmtree(next(Path("out/cells").glob("a,size=small,seed=0-*/version_0")))
     with make_cells(load_study(Path(study)), Path("out"))[0].lock:

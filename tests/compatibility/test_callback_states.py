@@ -21,7 +21,7 @@ from reference import (
 )
 from torch import Tensor
 
-from lightning_fl.callbacks import BestClientModels, Callback
+from lightning_fl.callbacks import BestClientModels, Callback, FineTuning
 from lightning_fl.engine.client import LocalWork
 from lightning_fl.strategies import APFL, Ditto
 
@@ -201,6 +201,16 @@ def test_an_evaluation_by_itself_loads_states(path: str | None, tmp_path: Path) 
     evaluated = module if path is None else make(Holds)
     assert trainer.test(evaluated, data, ckpt_path=path)["weight"].clients == expected
     assert trainer.validate(evaluated, data, ckpt_path=path)["weight"].clients == expected
+
+
+@pytest.mark.parametrize("brought", ["ema", "swa"])
+def test_an_evaluation_by_itself_fine_tunes_beside_averages_as_the_fit(brought: str, tmp_path: Path) -> None:
+    module, data = make(_module(brought)), Clients((8, 4))
+    tuning = FineTuning(steps=2, every_evaluation=True)
+    trainer = fitted(tmp_path, module, data, max_rounds=3, callbacks=[tuning])
+    expected = trainer.metrics["val"]["weight"].clients
+    assert trainer.validate(module, data)["weight"].clients == expected
+    assert trainer.test(module, data)["weight"].clients == expected
 
 
 @pytest.mark.parametrize("brought", ["ema", "counting"])

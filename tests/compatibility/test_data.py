@@ -1,8 +1,10 @@
 """Batches of every structure, the hooks that move them, and what is refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from reference import (
@@ -22,10 +24,13 @@ from reference import (
 )
 from rounding import rounding
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset, random_split
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader as GraphLoader
 from torch_geometric.nn import global_add_pool
+
+from lightning_fl import FederatedDataModule, Partitioned, Silos
+from lightning_fl.data import IID
 
 
 class Structured(Dataset):
@@ -256,3 +261,64 @@ def test_predict_without_a_predict_step_calls_forward(tmp_path: Path) -> None:
     module = make(linear(forward=lambda self, batch: self.net(batch[0])))
     outputs = federated_trainer(tmp_path).predict(module, Clients((4,)), split="val")
     torch.testing.assert_close(torch.cat(outputs[0]), module.net(samples(0, 5, "val").tensors[0]).detach())
+
+
+class Releases(pl.LightningDataModule):
+    """Holds its samples, divided at random, from setup to teardown, as those do that open a file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[str] = []
+        self.drawn: list[Any] = []
+
+    def setup(self, stage: str) -> None:
+        self.calls.append("setup")
+        self.samples: Any = samples(0, 20)
+        self.parts = random_split(Held(self), [10, 6, 4])
+        self.drawn.append([list(part.indices) for part in self.parts])
+
+    def teardown(self, stage: str) -> None:
+        self.calls.append("teardown")
+        self.samples = None
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.parts[0], batch_size=4)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.parts[1], batch_size=4)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(self.parts[2], batch_size=4)
+
+
+class Held(Dataset):
+    """The samples that a data module holds now."""
+
+    def __init__(self, holder: Releases) -> None:
+        self.holder = holder
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> Any:
+        return self.holder.samples[index]
+
+
+class Tested(Validated):
+    def test_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("test_loss", self.loss(batch))
+
+
+@pytest.mark.parametrize("federated", [lambda one: Silos([one]), lambda one: Partitioned(one, IID(num_clients=1))])
+@pytest.mark.parametrize("runs", [("fit", "validate"), ("fit", "fit"), ("fit", "test", "test"), ("test", "validate")])
+def test_each_run_sets_up_and_tears_down_the_same_random_split(
+    runs: tuple[str, ...], federated: Callable[[Any], FederatedDataModule], tmp_path: Path
+) -> None:
+    given, module = Releases(), make(Tested)
+    data = federated(given)
+    for seed, run in enumerate(runs):
+        getattr(federated_trainer(tmp_path, max_rounds=1, seed=seed), run)(module, data)
+        assert given.calls[:1] == ["setup"]
+        assert given.calls.index("teardown") == len(given.calls) - 1
+        given.calls.clear()
+    assert given.drawn == len(given.drawn) * given.drawn[:1]

@@ -132,6 +132,16 @@ def test_a_resumed_run_stops_in_the_same_round(tmp_path: Path) -> None:
     assert 3 < whole["rounds"] < 30
 
 
+@pytest.mark.parametrize("patience", [2, 5])
+def test_a_resumed_run_has_the_patience_that_it_is_given(patience: int, tmp_path: Path) -> None:
+    """Nothing after the first round is good enough; that run ends after as many more."""
+    for given, more, path in ((3, [StopAfter(2)], None), (patience, [], "last")):
+        stopping = EarlyStopping("val_loss", min_delta=1000.0, patience=given)
+        trainer = federated_trainer(tmp_path, max_rounds=9, callbacks=[stopping, *more], enable_checkpointing=True)
+        trainer.fit(make(Logs), Clients((4, 8)), ckpt_path=path)
+    assert (trainer.current_round, stopping.patience, stopping.wait_count) == (1 + patience, patience, patience)
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_processes_stop_together(tmp_path: Path, start_warm: Callable[..., Process]) -> None:

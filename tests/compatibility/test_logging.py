@@ -11,6 +11,7 @@ import torch
 from reference import (
     Clients,
     Linear,
+    OneClient,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
@@ -240,6 +241,27 @@ def test_metric_objects_cover_one_clients_samples_only(tmp_path: Path, three_cli
     values = [trainer.metrics["val"]["val_mae"].clients[client] for client in range(3)]
     assert trainer.metrics["val"]["val_mae"].mean == pytest.approx(sum(values) / 3)
     assert trainer.metrics["val"]["val_mae"].worst == max(values)
+
+
+class MadeInSetup(Linear):
+    """A metric that every run makes anew."""
+
+    def setup(self, stage: str) -> None:
+        self.mae = MeanAbsoluteError()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.mae(self.net(batch[0]), batch[1])
+        self.log("mae", self.mae)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.test_step(batch, batch_idx)
+
+
+def test_metric_objects_made_in_setup(tmp_path: Path) -> None:
+    own, trainer, reference, theirs = train_both(MadeInSetup, tmp_path, epochs=1)
+    data = Clients()
+    tested = trainer.test(own, data)["mae"].mean
+    assert tested == pytest.approx(theirs.test(reference, OneClient(data), verbose=False)[0]["mae"], rel=1e-5)
 
 
 class Classifier(Linear):

@@ -1,5 +1,6 @@
 """What torchmetrics metrics count beyond a turn ("best so far") is each client's own."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,21 @@ import torchmetrics
 from reference import (
     Clients,
     Linear,
+    OneClient,
     assert_same_weights,
     federated_trainer,
     fit_whole_and_resumed,
     fitted,
     leave_out,
+    lightning_trainer,
     linear,
     make,
+    samples,
     train_both,
 )
 from torch import Tensor
 from torch.utils.data import TensorDataset
+from torchmetrics.classification import BinaryAccuracy, MulticlassAccuracy
 from torchmetrics.wrappers import MinMaxMetric
 
 from lightning_fl.callbacks.callback import Callback
@@ -210,3 +215,85 @@ def test_evaluations_and_fits_do_not_depend_on_what_ran_before(tmp_path: Path) -
         tmp_path, module, data, max_rounds=2, callbacks=[leave_out([[1, 2], [1, 2]])], enable_checkpointing=True
     )
     assert again.metrics["val"]["batches"].clients == in_fit
+
+
+class Scored(Linear):
+    """Accuracy of whether a target is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = BinaryAccuracy()
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.accuracy(self.net(x).sigmoid(), (y > 0).int())
+        self.log("accuracy", self.accuracy)
+
+
+def set_threshold(module: Any) -> None:
+    module.accuracy.threshold = 0.7
+
+
+def replace_metric(module: Any) -> None:
+    module.accuracy = BinaryAccuracy(threshold=0.7)
+
+
+@pytest.mark.parametrize("change", [set_threshold, replace_metric])
+def test_what_is_changed_in_a_metric_between_runs_stays(change: Callable[[Any], None], tmp_path: Path) -> None:
+    data = Clients(batch_size=40, data=lambda client, split: samples(client, 40, split))
+    module, theirs, reference = make(Scored), make(Scored), lightning_trainer(tmp_path)
+
+    def tested() -> tuple[float, float]:
+        own = federated_trainer(tmp_path).test(module, data)["accuracy"].mean
+        return own, reference.test(theirs, OneClient(data), verbose=False)[0]["accuracy"]
+
+    before = tested()
+    for one in (module, theirs):
+        change(one)
+    after = tested()
+    assert before[0] == pytest.approx(before[1])
+    assert after[0] == pytest.approx(after[1])
+    assert after[0] != before[0]
+    assert module.accuracy.threshold == 0.7
+
+
+class Classes(Linear):
+    """Right about classes 0, 1, ... in turn, as many as the metric has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = MulticlassAccuracy(2)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        classes = torch.arange(len(batch[0])) % self.accuracy.num_classes
+        self.accuracy(classes, classes)
+        self.log("accuracy", self.accuracy)
+
+
+def test_a_metric_with_other_states_may_have_the_name_of_one_before(tmp_path: Path) -> None:
+    module, data = make(Classes), Clients()
+    assert federated_trainer(tmp_path).test(module, data)["accuracy"].mean == 1
+    module.accuracy = MulticlassAccuracy(5)
+    assert federated_trainer(tmp_path).test(module, data)["accuracy"].mean == 1
+
+
+class Starts(Linear):
+    """Counts epochs from what a hook of the run's start adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs = torchmetrics.SumMetric()
+        self.seen: list[tuple[int, float]] = []
+
+    def on_train_epoch_end(self) -> None:
+        self.epochs.update(1)
+        self.seen.append((getattr(self.trainer, "client", 0), float(self.epochs.compute())))
+
+
+def test_updates_before_the_first_turn_stay(tmp_path: Path) -> None:
+    made = linear("Begins", Starts, on_train_start=lambda self: self.epochs.update(100))
+    own, _, reference, _ = train_both(made, tmp_path, epochs=2)
+    assert own.seen == reference.seen == [(0, 101.0), (0, 102.0)]
+    several = make(made)
+    fitted(tmp_path, several, Clients((8, 8)), max_rounds=2)
+    assert several.seen == [(0, 101.0), (1, 101.0), (0, 102.0), (1, 102.0)]

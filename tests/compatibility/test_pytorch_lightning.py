@@ -181,7 +181,7 @@ def hospital_of(pl: ModuleType) -> type:
             self.save_hyperparameters()
 
         def setup(self, stage: str) -> None:
-            assert self.trainer.state.fn in ("fit", stage)  # Partitioned opens all splits in a fit
+            assert self.trainer.state.fn in ("fit", "test")  # Partitioned opens all splits in each
             self.ready = True
 
         def train_dataloader(self) -> DataLoader:

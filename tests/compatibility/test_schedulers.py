@@ -19,6 +19,7 @@ from reference import (
     leave_out,
     linear,
     make,
+    samples,
     train_both,
     watching,
 )
@@ -416,6 +417,18 @@ def test_validation_after_fine_tuning_feeds_the_plateau(every: int, turns: tuple
     for round_number, rate in enumerate(turns, start=1):
         expected += [rate] * 3 + [0.05] * 2 * (round_number % every == 0)
     assert module.rates == [*expected, 0.05, 0.05]  # at last for the models of the end
+
+
+@pytest.mark.parametrize("form", ["plateau", "plateau on training", "plateau on steps"])
+def test_an_evaluation_by_itself_fine_tunes_with_a_plateau_as_the_fit(form: str, tmp_path: Path) -> None:
+    """All splits but training have the same samples."""
+    data = Clients((8, 12), data=lambda client, split: samples(client, 8, "train" if split == "train" else "val"))
+    module = make(linear("Tested", _FORMS[form], test_step=Scheduled.validation_step))
+    tuning = FineTuning(steps=3, every_evaluation=True)
+    trainer = fitted(tmp_path, module, data, max_rounds=3, callbacks=[tuning])
+    expected = trainer.metrics["val"]["val_loss"].clients
+    assert trainer.validate(module, data)["val_loss"].clients == expected
+    assert trainer.test(module, data)["val_loss"].clients == expected
 
 
 def test_a_resumed_run_continues_with_its_schedulers(tmp_path: Path) -> None:

@@ -42,6 +42,20 @@ class TestTables:
             data = TableData(path=str(path), target="y", partitioner=IID(num_clients=2), incomplete=incomplete)
             assert len(data.newcomer_data(str(path), record_of(data))) == count
 
+    def test_a_row_without_a_category_is_left_out_and_an_unknown_one_refused(self, tmp_path):
+        (tmp_path / "run.csv").write_text("x,c,y\n1,u,no\n4,v,yes\n2,u,no\n10,v,yes\n")
+        path = str(tmp_path / "run.csv")
+        data = TableData(path=path, target="y", partitioner=IID(num_clients=2), incomplete="leave_out")
+        record, new = record_of(data), tmp_path / "new.csv"
+        new.write_text("x,c,y\n1,,no\n4,?,yes\n2,v,no\n")
+        found = data.newcomer_data(str(new), record)
+        assert found.tensors[0][:, 1:].tolist() == [
+            [float(value == "v") for value in record["encoding"]["categories"]["c"]]
+        ]
+        new.write_text("x,c,y\n1,,no\n4,w,yes\n")
+        with pytest.raises(DataError, match="'c' has values .*row 3 'w'"):
+            data.newcomer_data(str(new), record)
+
     def fresh(self, run):
         return TableData(path=run[0].path, target="y", partitioner=IID(num_clients=2))
 

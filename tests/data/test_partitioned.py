@@ -90,7 +90,9 @@ def test_setup_again_changes_nothing():
     assert _all(data) == held
     assert inner.calls == ["prepare_data", "setup fit", "setup test"]
     data.teardown("fit")
-    assert inner.calls[-1] == "teardown fit"
+    data.setup("test")
+    assert _all(data) == held
+    assert inner.calls[3:] == ["teardown fit", "setup fit", "setup test"]
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,19 @@ def test_each_stage_is_opened_once_and_loaders_are_kept():
     assert module.calls[-1] == "teardown fit"
 
 
+def test_a_run_tears_down_what_it_set_up():
+    often, once = Recorder(), Recorder()
+    silos = Silos([often, once])
+    for client in range(2):
+        silos.client_data(client, "train")
+    silos.teardown("fit")
+    silos.client_data(0, "test")
+    silos.teardown("test")
+    fitted = ["prepare_data", "setup fit", "train_dataloader", "teardown fit"]
+    assert often.calls == [*fitted, "setup test", "test_dataloader", "teardown test"]
+    assert once.calls == fitted
+
+
 def test_testing_alone_opens_no_training_stage():
     modules = [Recorder(), Recorder()]
     silos = Silos(modules)

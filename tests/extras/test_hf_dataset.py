@@ -12,7 +12,10 @@ datasets = pytest.importorskip("datasets", minversion="3")
 from PIL import Image  # noqa: E402
 
 from lightning_fl import ConfigurationError, DataError, FederatedTrainer  # noqa: E402
-from lightning_fl.data import IID, GroupBy, HFDataset  # noqa: E402
+from lightning_fl.data import IID, ColumnDivision, FromFile, GroupBy, GroupDivision, HFDataset  # noqa: E402
+from lightning_fl.data.cards.lookup import file_sha256  # noqa: E402
+from lightning_fl.data.module import SPLITS  # noqa: E402
+from lightning_fl.data.partition.from_file import split_file_text  # noqa: E402
 from lightning_fl.models import ClassificationModel  # noqa: E402
 
 GENERATOR = np.random.default_rng(0)
@@ -148,6 +151,53 @@ def test_a_path_is_no_pattern(tmp_path: Path) -> None:
     assert samples(data, 0)[1].unique().tolist() == [0.5]
     with pytest.raises(ConfigurationError, match=r"b\[1\]\*"):
         HFDataset(path=str(tmp_path / "b[1]*"), target="price", partitioner=IID(num_clients=1)).prepare_data()
+
+
+def test_a_path_may_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "folder").mkdir()
+    table().to_csv(str(tmp_path / "rows.csv"))
+    table().to_csv(str(tmp_path / "folder" / "train.csv"))
+    table().save_to_disk(str(tmp_path / "saved"))
+    for name in ("rows.csv", "folder", "saved"):
+        data = HFDataset(path=f"~/{name}", target="price", columns=["age"], partitioner=IID(num_clients=2))
+        data.setup()
+        assert (data.source, data.describe()["name"]) == ("user", name)
+
+
+def test_a_split_file_is_for_the_same_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+
+    def ready(partitioner: Any) -> HFDataset:
+        data = HFDataset(path=str(path), target="price", columns=["age"], partitioner=partitioner)
+        data.setup()
+        return data
+
+    table().to_csv(str(path))
+    data, known = ready(IID(num_clients=2)), file_sha256(path)
+    (tmp_path / "splits.json").write_text(split_file_text(data, range(2)) or "")
+    again = FromFile(path=str(tmp_path / "splits.json"))
+    assert [ready(again).held_rows(client) for client in range(2)] == [data.held_rows(client) for client in range(2)]
+    table().select(range(19, -1, -1)).to_csv(str(path))
+    with pytest.raises(DataError, match=f"sum {known}, these have {file_sha256(path)}"):
+        ready(again)
+
+
+def test_an_empty_cell_may_be_left_out_and_is_no_group(tmp_path: Path) -> None:
+    parts = [None if row == 3 else SPLITS[row % 3] for row in range(20)]
+    table().add_column("part", parts).to_parquet(str(tmp_path / "rows.parquet"))
+
+    def ready(division: Any) -> HFDataset:
+        path = str(tmp_path / "rows.parquet")
+        partitioner = IID(num_clients=1)
+        data = HFDataset(path=path, target="price", columns=["age"], partitioner=partitioner, division=division)
+        data.setup()
+        return data
+
+    held = ready(ColumnDivision(column="part", leave_out=[""])).held_rows(0)
+    assert held == {split: [row for row in range(20) if parts[row] == split] for split in SPLITS}
+    with pytest.raises(DataError, match=r"GroupDivision.column='part': sample 3"):
+        ready(GroupDivision(column="part"))
 
 
 def test_parts_by_any_name_and_pooled(tmp_path: Path) -> None:

@@ -42,6 +42,12 @@ def test_parquet_is_the_same_table(tmp_path, frame):
     same(read_table_file(tmp_path / "any.name"), frame)
 
 
+def test_the_named_index_of_parquet_is_a_column(tmp_path, frame):
+    pytest.importorskip("pyarrow")
+    typed().set_index("smiles").to_parquet(tmp_path / "any.name")
+    same(read_table_file(tmp_path / "any.name"), frame)
+
+
 def test_excel_is_the_same_table(tmp_path, frame):
     typed().to_excel(tmp_path / "mine.xlsx", index=False)
     same(read_table_file(tmp_path / "mine.xlsx"), frame)
@@ -79,6 +85,28 @@ def test_a_record_that_is_no_molecule_is_an_empty_row(tmp_path):
     found = read_table_file(tmp_path / "mine.sdf", smiles="smiles")
     assert found["smiles"].tolist() == ["CO", "CCO", None]
     assert found["y"].tolist() == ["0.50", "1.50", None]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_record_that_is_no_molecule_keeps_its_fields(tmp_path, end):
+    path = tmp_path / "mine.sdf"
+    write_sdf(path, 4)
+    records = path.read_text().split("$$$$\n")
+    for place in (1, 2):
+        records[place] = records[place].replace(" O  ", " Qq ")
+    path.write_text("$$$$\n".join(records), newline=end)
+    assert read_table_file(path, smiles="smiles").to_dict("list") == {
+        "smiles": ["CO", None, None, "CCCCO"],
+        "y": ["0.50", "1.50", "2.50", "3.50"],
+        "lab": ["NA"] * 4,
+    }
+
+
+def test_blank_lines_at_the_end_of_an_sdf_are_no_record(tmp_path):
+    path = tmp_path / "mine.sdf"
+    write_sdf(path)
+    path.write_text(path.read_text() + "\n \n\n")
+    assert read_table_file(path, smiles="smiles")["smiles"].tolist() == ["CO", "CCO"]
 
 
 def test_an_empty_field_leaves_the_smiles_of_the_structure(tmp_path):

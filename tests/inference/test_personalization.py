@@ -102,6 +102,42 @@ def test_lazy_layers_have_the_shapes_of_the_checkpoint(tmp_path):
     assert found.mixture.tolist() == [1.0]
 
 
+class Scaled(Mean):
+    """Predicts its weight times that of its head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 1, bias=False)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val/loss", (batch[0] - self.head(self.weight)).square().mean() / 20)
+
+
+class Remakes(Scaled):
+    def on_load_checkpoint(self, checkpoint):
+        self.head = nn.Linear(1, 1, bias=False)
+
+
+class Adds(Remakes):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+
+@pytest.mark.parametrize("kind", [Remakes, Adds])
+def test_layers_that_are_made_when_a_checkpoint_is_loaded(kind, tmp_path):
+    paths = write_models(tmp_path, [1.0, 8.0], make=Scaled)
+    files = [tmp_path / f"{name}.ckpt" for name in ("expected", "found")]
+    expected, found = (
+        personalize(make(), paths, SAMPLES, out=file, accelerator="cpu")
+        for make, file in zip((Scaled, kind), files, strict=True)
+    )
+    assert (found.values, found.personal) == (expected.values, expected.personal)
+    before, after = (torch.load(file, weights_only=True)["state_dict"] for file in files)
+    assert before == after
+    assert before["head.weight"] != torch.load(paths[0], weights_only=True)["state_dict"]["head.weight"]
+
+
 def test_nothing_fits_and_all_have_the_same_share(tmp_path):
     found = personalize(Constant(), write_models(tmp_path, [0.0, 0.0]), SAMPLES, monitor="val/acc", accelerator="cpu")
     assert found.mixture.tolist() == [0.5, 0.5]

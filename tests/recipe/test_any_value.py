@@ -69,3 +69,18 @@ def test_a_text_in_quotes_stays_one(parser, tmp_path, encoding):
         assert (made.group_column, list(made.target_columns)) == ("~", ["1e5"])
         assert {type(made.group_column), type(made.target_columns[0])} == {str}
     assert parse("fit", parser, ["--config", "drflm_esol", "--ckpt_path=null"]).ckpt_path is None
+
+
+@pytest.mark.parametrize("text", ["#5", "runs/lr: 0.1", "{a}", "[a]", "1", "true", "null", "~"])
+def test_a_folder_whose_name_looks_like_yaml_is_a_text(parser, tmp_path, text):
+    """Null is none, unless it is in quotes."""
+    recipe, typed = tmp_path / "recipe.yaml", None if text in ("null", "~") else text
+
+    def folder(*words: str) -> Any:
+        return parse("fit", parser, ["--config", "drflm_esol", *words]).trainer.default_root_dir
+
+    assert folder("--trainer.default_root_dir", text) == folder(f"--trainer.default_root_dir={text}") == typed
+    recipe.write_text(dump_yaml({"trainer.default_root_dir": typed}), encoding="utf-8")
+    assert folder("--config", str(recipe)) == typed
+    recipe.write_text(dump_yaml({"trainer": {"default_root_dir": text}}), encoding="utf-8")
+    assert folder("--config", str(recipe)) == text

@@ -1,5 +1,7 @@
 """Loggers beside each other, and what is said of those that cannot be had; with their services: tests/extras."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from tiny import TinyClients, TinyModule
 from lightning_fl import ConfigurationError, FederatedTrainer, TrainingError
 from lightning_fl.callbacks import Callback
 from lightning_fl.cli import main
+from lightning_fl.core.escaping import csv_table
 from lightning_fl.runtime.loggers import adapter_of
 
 
@@ -145,6 +148,26 @@ def test_names_that_mlflow_does_not_take_stay_different() -> None:
     assert len(set(found)) == 4
     assert all(set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-/. ") for name in found)
     assert found[3].startswith("val/acc/worst _client 0_-")
+
+
+def test_a_runs_tables_name_the_clients_as_they_are(tmp_path: Path) -> None:
+    class Tables(MLFlowLogger):
+        run_id = "1"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.experiment, self.tables = self, {}
+
+        def log_text(self, run: str, text: str, file: str) -> None:
+            self.tables[file] = json.loads(text)["data"]
+
+    logger, names = Tables(), ["NA", "07", "=1+1"]
+    for column in ("client", "received_from", "sender", "recipient"):
+        table = pd.DataFrame({column: names, "psi": [0.5, math.nan, 0.25]})
+        (tmp_path / f"{column}.csv").write_text(csv_table(table))
+    adapter_of(logger).log_run(tmp_path, {"client_names": names}, 1, False)
+    assert logger.tables.pop("tables/clients.json") == [[name] for name in names]
+    assert list(logger.tables.values()) == [[["NA", 0.5], ["07", None], ["=1+1", 0.25]]] * 4
 
 
 def test_a_server_that_is_gone_ends_the_run_with_a_checkpoint_to_go_on_from() -> None:

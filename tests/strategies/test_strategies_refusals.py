@@ -158,6 +158,7 @@ def test_what_is_not_afl(arguments: dict[str, Any], settings: dict[str, Any], op
 
 
 WithAdam = with_optimizer(OneWeight, partial(torch.optim.Adam, lr=0.1))
+WithLBFGS = with_optimizer(OneWeight, partial(torch.optim.LBFGS, lr=0.1))
 Nesterov = with_optimizer(OneWeight, partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True))
 Maximizing = with_optimizer(OneWeight, partial(torch.optim.SGD, lr=0.1, maximize=True))
 
@@ -255,6 +256,7 @@ def scaling(scale: float) -> FedAvg:
         (lambda: FedFA(monitor="nothing"), OneWeight, TrainingError, "nothing"),
         (SCAFFOLD, Later, TrainingError, "nesterov"),
         (FedNova, Later, TrainingError, "nesterov"),
+        (APFL, WithLBFGS, TrainingError, "APFL .*LBFGS"),
         *((lambda s=scale: scaling(s), OneWeight, TrainingError, f"scale={scale}") for scale in (-1.0, nan, inf)),
         (
             lambda: strategy_with("client_update", lambda s, turn, weights: weights),

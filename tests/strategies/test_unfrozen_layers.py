@@ -1,4 +1,4 @@
-"""Layers that are unfrozen in the middle of a run: what strategies keep of the rounds before is zero in them."""
+"""Layers that are frozen and unfrozen in a run: what strategies keep of frozen ones is zero; they do not change."""
 
 from functools import partial
 from typing import Any
@@ -11,9 +11,24 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from lightning_fl import FederatedDataModule, FederatedTrainer
-from lightning_fl.callbacks import Callback, UniformSampling
+from lightning_fl.callbacks import Callback, PersonalLayers, UniformSampling
 from lightning_fl.engine.weights.flat import Weights
-from lightning_fl.strategies import APFL, SCAFFOLD, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedFA, FedYogi
+from lightning_fl.strategies import (
+    APFL,
+    SCAFFOLD,
+    Ditto,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedFA,
+    FedProx,
+    FedYogi,
+    MaxFL,
+    PerFedAvg,
+    PFedMe,
+    QFedAvg,
+)
 
 RATE, EPOCHS, FROZEN_ROUNDS = 0.001, 2, 2
 
@@ -23,8 +38,8 @@ class Lines(FederatedDataModule):
 
     num_clients = 4
 
-    def __init__(self) -> None:
-        super().__init__(batch_size=100, shuffle=False)
+    def __init__(self, batch_size: int = 100) -> None:
+        super().__init__(batch_size=batch_size, shuffle=False)
 
     def client_data(self, client: int, split: str) -> TensorDataset:
         x = torch.randn(10 + 5 * client, 2, generator=torch.Generator().manual_seed(client)).double()
@@ -215,3 +230,104 @@ def test_a_clients_own_model_goes_on_with_an_unfrozen_layer(kind: Any, state: An
         own, shared = run.client_model(0).part(span), run.models[0].part(span)
         assert (shared - start[span.name].flatten()).abs().min() > 1e-6
         torch.testing.assert_close(own, shared, rtol=1e-12, atol=1e-12)
+
+
+# -- frozen by a batch's hook ----------------------------------------------------------------------------------------
+
+
+class Stops(Line):
+    """In the second round, it freezes its body at the second batch of every turn, and notes it around each batch."""
+
+    def __init__(self) -> None:
+        super().__init__(False)
+        self.turns: list[list[Tensor]] = []
+
+    def _note(self) -> None:
+        self.turns[-1].append(nn.utils.parameters_to_vector(self.body.parameters()).detach())
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.current_epoch and not batch_idx:
+            self.turns.append([])
+            self._note()
+        elif self.current_epoch:
+            self.body.requires_grad_(False)
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        if self.current_epoch:
+            self._note()
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        return (self.head(self.body(batch[0])) - batch[1]).square().mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=RATE, momentum=0.9)
+
+
+def fit_two_rounds(
+    strategy: FedAvg, module: LightningModule, *callbacks: Callback, data: Lines | None = None
+) -> FederatedTrainer:
+    run = quiet_trainer(*callbacks, strategy=strategy, max_rounds=2, optimizer_state="fresh", seed=0)
+    run.fit(module, data or Lines(batch_size=5))
+    return run
+
+
+@pytest.mark.parametrize("personal", [[], [PersonalLayers(layers=["head"])]], ids=["shared", "personal head"])
+@pytest.mark.parametrize(
+    ("make", "turns"),
+    [
+        (lambda: FedProx(mu=0.5), 1),
+        (SCAFFOLD, 1),
+        (APFL, 1),
+        (lambda: PFedMe(personal_rate=0.01), 1),
+        (PerFedAvg, 1),
+        (Ditto, 2),
+        (QFedAvg, 1),
+        (MaxFL, 1),
+    ],
+)
+def test_a_layer_that_is_frozen_in_a_turn_stays_until_its_end(make: Any, turns: int, personal: Any) -> None:
+    module = Stops()
+    fit_two_rounds(make(), module, *personal)
+    assert len(module.turns) == turns * Lines.num_clients
+    for start, first, *later in module.turns:
+        assert not torch.equal(start, first)
+        assert later
+        assert all(torch.equal(one, first) for one in later)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PFedMe(personal_rate=0.01),
+        PerFedAvg,
+        lambda: PerFedAvg(hessian="differences"),
+    ],
+)
+def test_a_layer_that_is_frozen_in_a_turn_has_no_gradient_from_then_on(make: Any) -> None:
+    """In what the strategy makes of gradients: the model is that of a layer that none reaches."""
+
+    class Unreached(Stops):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            self.reached = not (self.current_epoch and batch_idx)
+
+        def on_train_batch_end(self, *_: Any) -> None: ...
+
+        def loss(self, batch: list[Tensor]) -> Tensor:
+            hidden = self.body(batch[0])
+            return (self.head(hidden if self.reached else hidden.detach()) - batch[1]).square().mean()
+
+    data = Lines(batch_size=6)  # HF-MAML leaves smaller batches out
+    frozen, unreached = (fit_two_rounds(make(), module, data=data) for module in (Stops(), Unreached()))
+    assert frozen.models[0].equal(unreached.models[0])
+
+
+def test_a_layer_of_a_clients_own_model_that_is_frozen_in_a_turn_stays() -> None:
+    """Alone, with nothing of the shared model in it, it is the shared model."""
+
+    class Alone(Lines):
+        num_clients = 1
+
+    run = fit_two_rounds(APFL(alpha=1.0, alpha_every="never"), Stops(), data=Alone(batch_size=5))
+    own = Weights.from_state_dict(run.client_store("strategy")[0]["own"]["flat_weights"], torch.device("cpu"))
+    for dtype, vector in run.models[0].floating():
+        torch.testing.assert_close(own.vectors[dtype], vector, rtol=1e-12, atol=1e-12)

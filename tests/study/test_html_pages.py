@@ -127,10 +127,9 @@ def test_everything_is_on_one_page_that_loads_nothing(folder: Path) -> None:
     assert 'class="best" title="0.75">0.75' in rows["average"]
     # each table names the models that were evaluated
     validation = validation.partition("</div>")[0]
-    assert "Evaluated: the shared model." in test
-    assert "round 2, the last" in validation
-    assert "local/acc" in test
-    assert "local/acc" not in validation  # of another round
+    for part in (test, validation):
+        assert "Evaluated: the shared model." in part
+        assert "local/acc" in part
 
 
 def test_an_interrupted_run_has_the_command_that_resumes_it(folder: Path) -> None:

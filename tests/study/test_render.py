@@ -69,7 +69,7 @@ ONE_SEED = {"difference_num_seeds": 1, "mean_difference_low": math.nan, "mean_di
         ("mean", "mean", [0.0123456, 0.05], ["0.0123", "0.0500"]),
         ("mean", "mean", [1.23456, 0.5], ["1.235", "0.500"]),
         ("mean", "mean", [-12.3456, 0.5], ["-12.35", "0.50"]),
-        ("mean", "mean", [123456.0, 0.5], ["123456", "0"]),
+        ("mean", "mean", [123456.0, 0.5], ["1.235e+05", "0.5"]),
         ("mean", "mean", [0.0, 0.0], ["0", "0"]),
         ("mean", "mean", [1.5e9, 0.5], ["1.5e+09", "0.5"]),
         ("mean", "mean", [math.nan, 0.5], ["-", "0.500"]),
@@ -135,6 +135,10 @@ class TestBest:
     def test_equal_texts_and_single_values(self, values, expected):
         frame = rows(**{label: {"mean": value} for label, value in zip("abc", values, strict=False)})
         assert best(frame, "mean") == expected
+
+    def test_beside_a_row_that_diverged(self):
+        frame = rows(higher=False, a={"mean": 0.6}, b={"mean": 0.89}, c={"mean": 49617.5})
+        assert best(frame, "mean") == [True, False, False]
 
 
 def test_title(frame):

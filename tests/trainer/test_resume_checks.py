@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from algorithm_run import callbacks, settings
-from tiny import TinyClients, TinyModule
+from tiny import TinyClients, TinyModule, quiet_trainer
 from torch import nn
 
-from lightning_fl import CheckpointError, FederatedTrainer
+from lightning_fl import CheckpointError, ConfigurationError, FederatedTrainer
 from lightning_fl.callbacks import (
     HCCT,
     Callback,
@@ -23,6 +23,7 @@ from lightning_fl.callbacks import (
     LearningCurves,
     LocalMixup,
     ModelCheckpoint,
+    PersonalLayers,
     UniformSampling,
 )
 from lightning_fl.runtime.checkpoint_fields import plain_hyper_parameters
@@ -143,6 +144,18 @@ def test_other_clients_are_refused_by_their_names(last: Path, tmp_path: Path) ->
             call(trainer(tmp_path), module(), Named("client_1", "client_0", "client_2"), ckpt_path=last)
 
 
+@pytest.mark.parametrize("names", ["bac", "ab", "abcd", "abd"])
+def test_a_fit_s_models_are_not_those_of_other_clients(names: str, tmp_path: Path) -> None:
+    run = quiet_trainer(PersonalLayers(layers=["linear.bias"]), max_rounds=1, default_root_dir=tmp_path)
+    made, data = TinyModule(), Named(*"abc")
+    run.fit(made, data)
+    tested = run.test(made, data)
+    others = Named(*names, sizes=(8,) * len(names))
+    with pytest.raises(ConfigurationError, match=f"the clients a, b, c, the data of {', '.join(names)}: "):
+        run.test(made, others)
+    assert run.test(made, data) == tested
+
+
 def goes_on(last: Path, root: Path, data: Any = None, **more: Any) -> dict[str, list[str]]:
     """What differs, as the warning and the summary say it."""
     made = more.pop("module", None) or module()
@@ -164,7 +177,8 @@ def test_what_changes_no_result_is_not_said(last: Path, tmp_path: Path, recwarn:
 
 @pytest.mark.slow
 def test_another_recipe_is_said_by_name_and_value(last: Path, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"last.ckpt is of a run that differs from this one: .*; and 1 more\."):
+    said = r"last.ckpt is of a run that differs from this one: .*; and 1 more\."
+    with pytest.warns(UserWarning, match=said + ".* optimisers and schedulers that continue keep their rates"):
         found = goes_on(
             last,
             tmp_path,

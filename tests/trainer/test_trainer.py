@@ -1,5 +1,6 @@
 """The round loop against a plain one, and what the trainer refuses."""
 
+import copy
 import json
 import re
 from pathlib import Path
@@ -381,6 +382,84 @@ def test_a_module_without_a_test_step_says_so() -> None:
     assert not run.metrics.get("val")
     with pytest.warns(UserWarning, match="nothing was evaluated: TrainsOnly defines no test step"):
         assert run.test(module, TinyClients()) == {}
+
+
+def with_data(split: str, *clients: int) -> TinyClients:
+    """Clients of which these have such data."""
+    data = TinyClients()
+    for client in set(range(3)) - set(clients):
+        data.sets[client, split] = None  # type: ignore[assignment]
+    return data
+
+
+@pytest.mark.parametrize("clients", [(), (1,), (0, 1, 2)])
+@pytest.mark.parametrize(("split", "word"), [("val", "validation"), ("test", "test")])
+def test_an_evaluation_begins_and_ends_where_a_client_has_such_data(
+    split: str, word: str, clients: tuple[int, ...]
+) -> None:
+    called: list[str] = []
+    hooks = {f"on_{word}_{moment}": lambda self, moment=moment: called.append(moment) for moment in ("start", "end")}
+    module, data, run = type("Hooked", (TinyModule,), hooks)(), with_data(split, *clients), trainer(max_rounds=1)
+    run.fit(module, data)
+    run.test(module, data)
+    assert called == (["start", "end"] if clients else [])
+
+
+def test_a_prediction_without_data_says_so() -> None:
+    module, run = TinyModule(), trainer()
+    with pytest.warns(UserWarning, match="nothing was predicted: no client has test data"):
+        assert run.predict(module, with_data("test")) == {0: [], 1: [], 2: []}
+
+
+@pytest.mark.parametrize(
+    ("data", "settings"), [(with_data("val"), {}), (TinyClients(), {"check_val_every_n_rounds": 0})]
+)
+def test_a_monitor_without_a_validation_says_so(data: TinyClients, settings: dict[str, Any], tmp_path: Path) -> None:
+    run = trainer(callbacks=[ModelCheckpoint(monitor="val_loss")], default_root_dir=tmp_path, **settings)
+    with pytest.warns(UserWarning, match="ModelCheckpoint.monitor='val_loss' had no effect"):
+        run.fit(TinyModule(), data)
+
+
+@pytest.mark.filterwarnings("error:ModelCheckpoint.monitor")
+def test_a_monitor_that_is_validated_once_says_nothing(tmp_path: Path) -> None:
+    monitor = ModelCheckpoint(monitor="val_loss")
+    run = trainer(callbacks=[monitor], default_root_dir=tmp_path, check_val_every_n_rounds=3)
+    run.fit(TinyModule(), with_data("val", 1))
+    assert monitor.best_round == 3
+
+
+def test_weights_that_were_changed_after_a_fit_are_said_not_to_be_evaluated() -> None:
+    run, module, data = trainer(), TinyModule(), TinyClients()
+    run.fit(module, data)
+    tested = run.test(module, data)
+    with torch.no_grad():
+        module.linear.weight.zero_()
+    with pytest.warns(UserWarning, match=r"TinyModule may have changed since the last run.*copy.deepcopy"):
+        assert run.test(module, data) == tested
+
+
+@pytest.mark.filterwarnings("error:.*has changed since the last run")
+def test_a_module_that_is_not_trained_is_evaluated_as_it_is_for_any_clients() -> None:
+    run, module = trainer(), TinyModule()
+    run.test(module, TinyClients())
+    with torch.no_grad():
+        module.linear.weight.zero_()
+    others = TinyClients((8, 8), seed=1)
+    assert run.test(module, others) == trainer().test(copy.deepcopy(module), others)
+
+
+@pytest.mark.filterwarnings("error:.*has changed since the last run")
+@pytest.mark.parametrize("layers", [[], ["linear.bias"]])
+def test_what_runs_change_in_a_module_is_not_said(layers: list[str], tmp_path: Path) -> None:
+    personal = [PersonalLayers(layers=layers)] if layers else []
+    run, module, data = trainer(default_root_dir=tmp_path, callbacks=personal), TinyModule(norm=True), TinyClients()
+    run.fit(module, data)
+    for path in (None, "best", "last", None):
+        for evaluate in (run.validate, run.test, run.predict):
+            evaluate(module, data, ckpt_path=path)
+    run.max_rounds = 4
+    run.fit(module, data, ckpt_path="last")
+    run.test(module, data)
 
 
 @pytest.mark.parametrize(

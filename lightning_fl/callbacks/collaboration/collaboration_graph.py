@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_fl.callbacks.callback import Callback, Drawings
 from lightning_fl.core.collaboration import Collaboration
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.escaping import NOT_A_NUMBER
 from lightning_fl.core.metrics import default_metric, higher_is_better, monitored_metric
 from lightning_fl.core.seeding import generator, shuffled
 from lightning_fl.core.validation import Count, NonNegative, Size, checked_fields, number_of, number_or_share
@@ -254,12 +255,12 @@ class CollaborationGraph(Callback):
             others = [j for k, j in edges if k not in self.watched]
             trainer.log("graph/watched_share", sum(j in self.watched for j in others) / len(others) if others else 0.0)
         trainer.log("graph/models_received", models)
-        trainer.log("graph/megabytes_received", models * trainer.federation.models[0].num_bytes / 1e6)
+        trainer.log("graph/megabytes_received", models * trainer.federation.communication.model_bytes / 1e6)
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         if not self.received:
             return
-        names, size = trainer.client_names, trainer.federation.models[0].num_bytes
+        names, size = trainer.client_names, trainer.federation.communication.model_bytes
         rows = [
             (turn, names[k], names[j], count, count * size, int(j in chosen[k]))
             for turn, chosen, received in zip(self.rounds, self.chosen, self.received, strict=True)
@@ -281,7 +282,7 @@ def read_graph(path: Path, names: Sequence[str]) -> dict[int, list[int]]:
     import pandas as pd  # takes a second to import
 
     try:
-        table = pd.read_csv(path, index_col=0, dtype={0: str})
+        table = pd.read_csv(path, index_col=0, dtype={0: str}, keep_default_na=False, na_values=NOT_A_NUMBER)
     except (OSError, ValueError) as error:
         what = f"CollaborationGraph.graph={str(path)!r} cannot be read: {error}"
         raise ConfigurationError(f"{what}. Give greedy, random, full, or a CSV file.") from error

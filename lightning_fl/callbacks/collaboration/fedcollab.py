@@ -28,7 +28,7 @@ from lightning_fl.callbacks.collaboration.discriminators.distances import pairwi
 from lightning_fl.callbacks.collaboration.discriminators.inputs import LayerOutput, client_features
 from lightning_fl.callbacks.collaboration.discriminators.networks import DiscriminatorSettings
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.core.escaping import csv_table, csv_value
+from lightning_fl.core.escaping import NOT_A_NUMBER, csv_table, csv_value
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import Count, Size, checked
 from lightning_fl.engine.weights.flat import FlatModule, Weights
@@ -310,7 +310,8 @@ def read_distances(path: Path, names: list[str]) -> Tensor:
             arrays = read_numpy(path, ".npy", f"{advice[0].lower()}{advice[1:]}", error=ConfigurationError)
             matrix = torch.from_numpy(arrays[""]).double()
         else:
-            table = pd.read_csv(path, index_col=0, dtype={0: str})
+            table = pd.read_csv(path, index_col=0, dtype={0: str}, keep_default_na=False, na_values=NOT_A_NUMBER)
+            table = table.replace("NA", float("nan"))
             table.index = table.index.astype(str).map(csv_value)
             table.columns = table.columns.map(csv_value)
             if not set(names) & set(table.index) or list(table.index) != list(table.columns):
@@ -345,7 +346,8 @@ def read_coalitions(run: Path, names: Sequence[str]) -> dict[int, int]:
 
     path, place = run / "coalitions.csv", f"FedCollab.structure={str(run)!r}"
     try:
-        table = pd.read_csv(path, converters={"client": csv_value}).set_index("client")["coalition"].astype(int)
+        rows = pd.read_csv(path, converters={"client": csv_value}, keep_default_na=False)
+        table = rows.set_index("client")["coalition"].astype(int)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigurationError(f"{place}: {path} cannot be read ({error}). Give a FedCollab run's folder.") from error
     missing = sorted(set(table.index) - set(names))

@@ -79,11 +79,7 @@ class FeSEM(ClientClusters):
         return kmeans_from_gram(gram, self.num_clusters, seed, weights=samples)
 
     def _nearest(
-        self,
-        trainer: TrainerSurface,
-        weights: Mapping[int, Weights],
-        clients: Sequence[int],
-        centres: Sequence[Weights],
+        self, trainer: TrainerSurface, weights: Mapping[int, Weights], clients: Sequence[int], centres: list[Weights]
     ) -> Sequence[int]:
         spans = trainer.loop.averaged_spans()
 

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.figures.figures import FigureCallback
+from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
 from lightning_fl.callbacks.predictions import Pairs, pair_outputs, value_or_error
 from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.core.validation import Size, checked_fields
+from lightning_fl.engine.federation import Federation
 from lightning_fl.engine.probes.layer_records import exact_targets
 from lightning_fl.runtime.surface import TrainerSurface
 
@@ -44,7 +46,9 @@ class HeldOutFigure(FigureCallback):
     def drawn(self, trainer: TrainerSurface, stage: Literal["fit", "val", "test"]) -> Drawings:
         if self.split != ("val" if stage == "fit" else stage):
             return
-        own = {client: self._collect(trainer, client) for client in trainer.hosted_clients}
+        checkpoint = trainer.callback(ModelCheckpoint) if stage == "fit" else None
+        kept = None if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
+        own = {client: self._collect(trainer, client, kept) for client in trainer.hosted_clients}
         collected, data = trainer.strategy.exchange(own), trainer.datamodule
         count = next((found[1].shape[1] for found in collected.values() if isinstance(found, tuple)), 1)
         # Optional attributes of data modules.
@@ -86,14 +90,16 @@ class HeldOutFigure(FigureCallback):
             raise ConfigurationError(f"target={self.target}: there are {len(named)} targets, counted from 0.")
         return [self.target]
 
-    def _collect(self, trainer: TrainerSurface, client: int) -> tuple[Tensor, Tensor] | str | None:
+    def _collect(
+        self, trainer: TrainerSurface, client: int, kept: Federation | None
+    ) -> tuple[Tensor, Tensor] | str | None:
         """Predictions [n, T] or [n, T, C] and targets [n, T] of a hosted client, or an error's text for all ranks."""
         batches = trainer.client_batches(client, self.split)
         if batches is None:
             return None
 
         def pair() -> tuple[Tensor, Tensor]:
-            outputs = trainer.predict_client(client, self.split)
+            outputs = trainer.predict_client(client, self.split, kept)
             read = batches.once(trainer.loop.path(client, self.split))
             return self._pair(outputs, torch.cat([exact_targets(batch).cpu() for batch, _ in read]))
 

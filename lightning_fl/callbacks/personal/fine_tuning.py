@@ -86,17 +86,18 @@ class FineTuning(Callback):
         if self.every_evaluation or trainer.federation.interrupted_by:  # a resumed run will get here
             return
         failures: dict[int, str] = {}
+        cause: TrainingError | None = None
         for client, start in self._starts(trainer).items():
             try:
                 tuned = (self._best_epoch if self.best_epoch else self._tuned)(trainer, client, start)
             except TrainingError as error:
-                failures[client] = str(error)
+                failures[client], cause = str(error), error
                 continue
             trainer.client_store(FINAL_MODELS)[client] = tuned
         for client, problem in trainer.strategy.exchange(failures).items():
             text = f"fine-tuning of client {client} failed: {problem}"
             advice = "The run's checkpoints hold the models before fine-tuning."
-            trainer.fail_or_warn(text, "It keeps its model.", advice)
+            trainer.fail_or_warn(text, "It keeps its model.", advice, cause=cause)
         trainer.federation.models_are_final = True
 
     def _tuned(self, trainer: TrainerSurface, client: int, start: Weights) -> dict[str, Tensor]:

@@ -85,6 +85,7 @@ class LocalReference(Callback):
             return
         store = trainer.client_store(_STORE)
         losses: dict[int, tuple[float | None, str | None]] = {}
+        cause: TrainingError | None = None
         for client in trainer.hosted_clients:
             if client in trainer.federation.absent_clients:
                 continue
@@ -95,7 +96,7 @@ class LocalReference(Callback):
             try:
                 report = trainer.loop.training.train(client, start, state, own=False, moments=moments)
             except TrainingError as error:
-                losses[client] = (None, str(error))
+                losses[client], cause = (None, str(error)), error
                 continue
             store[client] = {"weights": trainer.client_weights().clone().state_dict(), "state": state.state_dict()}
             store[client] |= {"moments": packed(moments)} if moments else {}
@@ -107,7 +108,7 @@ class LocalReference(Callback):
                 number = trainer.federation.current_round + 1
                 text = f"the local model of client {client} failed in round {number}: {problem}"
                 advice = "It serves as the reference (LocalReference)."
-                trainer.fail_or_warn(text, "Its weights stay as they were before the round.", advice)
+                trainer.fail_or_warn(text, "Its weights stay as they were before the round.", advice, cause=cause)
         known = [loss for loss, _ in everyone.values() if loss is not None]
         if known:
             trainer.log("train/local/loss", math.fsum(known) / len(known))

@@ -76,9 +76,9 @@ def divide_clients(
     settings: DivisionSettings,
     seed: int,
     name_of: Callable[[int], str],
-    *,
     labels: Tensor | None = None,
     identities: Sequence[str] | None = None,
+    *,
     together: bool = False,
 ) -> ClientShares:
     """Cut the splits that have no data of their own from every client's training samples.

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from annotated_types import Ge
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.utils.data import Dataset
 
 from lightning_fl.core.errors import DataError
@@ -38,7 +38,7 @@ class Cut:
     folds: int | None = None  #: K for the parts of K-fold cross-validation; ``None`` for parts by ``fractions``
     fold: int = 0  #: the fold for testing, 0..K-1
 
-    def generator(self, purpose: str) -> torch.Generator:
+    def generator(self, purpose: str) -> Generator:
         return generator(self.seed, "division", purpose, self.name)
 
     @property
@@ -98,7 +98,11 @@ def read_texts(dataset: Dataset, column: str | None, reader: str, *, gaps: bool 
     if column is not None and gaps and hasattr(dataset, "cells"):
         return [(value or "").strip() for value in dataset.cells(column)]
     if column is not None:
-        return [str(value).strip() for value in read_column(dataset, column, reader)]
+        values = read_column(dataset, column, reader)
+        missing = next((place for place, value in enumerate(values) if value is None), None)
+        if missing is not None and not gaps:
+            raise DataError(f"{reader}.column={column!r}: sample {missing} (from 0) has no value: fill it.")
+        return ["" if value is None else str(value).strip() for value in values]
     rows = sample_rows(dataset)
     return [str(row) for row in (range(len(dataset)) if rows is None else rows)]  # type: ignore[arg-type]
 
@@ -116,9 +120,7 @@ def group_numbers(keys: Sequence[str]) -> Tensor:
     return torch.tensor([number[key] for key in keys], dtype=torch.long)
 
 
-def grouped_parts(
-    groups: Tensor, fractions: Sequence[float], rng: torch.Generator, *, balanced: bool = True
-) -> list[Tensor]:
+def grouped_parts(groups: Tensor, fractions: Sequence[float], rng: Generator, *, balanced: bool = True) -> list[Tensor]:
     """Divide samples of groups [n], integers >= 0, into training, validation and test samples without cutting a group.
 
     Each group in turn goes to the first of the three parts that it still fits into, else to the last with a share; the
@@ -145,12 +147,7 @@ def grouped_parts(
 
 
 def fold_numbers(
-    num_samples: int,
-    num_folds: int,
-    rng: torch.Generator,
-    *,
-    groups: Tensor | None = None,
-    labels: Tensor | None = None,
+    num_samples: int, num_folds: int, rng: Generator, *, groups: Tensor | None = None, labels: Tensor | None = None
 ) -> Tensor:
     """The fold 0..K-1 of every sample, int64 [n]; folds have equal sizes, as nearly as whole groups allow.
 

@@ -13,15 +13,8 @@ from torch.utils.data import Dataset
 from lightning_fl.core.errors import ConfigurationError, DataError
 from lightning_fl.core.seeding import derive_seed
 from lightning_fl.core.validation import checked_fields
-from lightning_fl.data.division.division import (
-    Cut,
-    Division,
-    check_train,
-    fold_numbers,
-    group_numbers,
-    grouped_parts,
-    read_texts,
-)
+from lightning_fl.data.division import division
+from lightning_fl.data.division.division import Cut, Division, check_train, fold_numbers, grouped_parts, read_texts
 from lightning_fl.data.module import Split
 from lightning_fl.data.partition.groups import murcko_scaffolds
 from lightning_fl.data.partition.partitioner import read_smiles
@@ -35,7 +28,7 @@ class _WholeGroups(Division):
     balanced: bool
 
     def divide(self, keys: list[Any], cut: Cut) -> dict[Split, Tensor]:
-        groups = group_numbers(keys)
+        groups = division.group_numbers(keys)
         if cut.copies is not None:
             groups = joined_groups(groups, cut.copies)
         if cut.folds is not None:

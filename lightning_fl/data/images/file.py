@@ -89,7 +89,7 @@ def warn_of_unread_files(folder: Path, read: Collection[Path], what: str) -> Non
 
 def cached_images(found: PublishedImages) -> Path:
     """The file in the cache for a state of the folder: names, sizes and the latest change."""
-    state = f"{found.listing_sha256} {found.newest_ns}"
+    state = f"{found.listing_sha256} {found.newest_ns} {found.card.channels} {found.card.size}"
     return dataset_cache(found.card) / "class_folders" / f"{hashlib.sha256(state.encode()).hexdigest()}.npz"
 
 

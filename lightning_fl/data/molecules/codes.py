@@ -27,11 +27,7 @@ MAX_CHARACTERS = 20 * MAX_ATOMS
 _ELEMENTS = {5: 0, 6: 1, 7: 2, 8: 3, 9: 4, 14: 5, 15: 6, 16: 7, 17: 8, 34: 9, 35: 10, 53: 11}
 _OTHER_ELEMENT = 12
 _HYBRIDISATIONS = {
-    HybridizationType.SP: 0,
-    HybridizationType.SP2: 1,
-    HybridizationType.SP3: 2,
-    HybridizationType.SP3D: 3,
-    HybridizationType.SP3D2: 4,
+    getattr(HybridizationType, name): code for code, name in enumerate(("SP", "SP2", "SP3", "SP3D", "SP3D2"))
 }
 _OTHER_HYBRIDISATION = 5
 _CHIRALITIES = {"": 0, "R": 1, "S": 2}
@@ -53,13 +49,8 @@ _CHIRAL, _STEREO_BONDS, _RARE_BONDS = "@|", "/\\|", "<>~$|"
 _WITHOUT_RARE_BONDS = frozenset((1, *_ELEMENTS))
 
 _ATOM_GETTERS: tuple[Callable[[Atom], int], ...] = (
-    Atom.GetAtomicNum,
-    Atom.GetDegree,
-    Atom.GetTotalNumHs,
-    Atom.GetFormalCharge,
-    Atom.GetHybridization,
-    Atom.GetIsAromatic,
-    Atom.IsInRing,
+    *(Atom.GetAtomicNum, Atom.GetDegree, Atom.GetTotalNumHs, Atom.GetFormalCharge, Atom.GetHybridization),
+    *(Atom.GetIsAromatic, Atom.IsInRing),
 )
 
 

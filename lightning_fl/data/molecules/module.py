@@ -272,11 +272,7 @@ def chemprop_loader(
     points = [MoleculeDatapoint.from_smi(smiles[index], y=targets[index], **masks[index]) for index in indices]
     dataset = MoleculeDataset(points)
     dataset.cache = True
-    drop_last = drop_last or (not keep_single and len(dataset) % batch_size == 1)
+    drop_last = len(dataset) > batch_size and (drop_last or (not keep_single and len(dataset) % batch_size == 1))
     return build_dataloader(
-        dataset,
-        batch_size=batch_size,
-        shuffle=shuffle,
-        drop_last=drop_last and len(dataset) > batch_size,
-        generator=torch.Generator(),
+        dataset, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, generator=torch.Generator()
     )

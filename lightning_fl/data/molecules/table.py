@@ -55,7 +55,7 @@ class MoleculeTable:
     target_names: list[str]
     target_units: list[str]
     columns: dict[str, list[str | None]]  #: every other column: name -> n texts, ``None`` for an empty cell
-    #: Row numbers as a spreadsheet shows them: the header is row 1. (In a DrugOOD file: numbers of the records read.)
+    #: Row numbers as a spreadsheet shows them: the header is row 1. (In a DrugOOD file: numbers of its records.)
     rows: list[int]
     place: str  #: source of the molecules, for messages
     bounds: Tensor | None = None  #: float32 [n, T]: 0 for a value, -1 for "at most", +1 for "at least"
@@ -151,16 +151,18 @@ def _read_drugood(path: Path, parts: Sequence[str]) -> "pd.DataFrame":
     split = content.get("split") if isinstance(content, dict) else None
     if not isinstance(split, dict):
         raise DataError(f"{path} is not a DrugOOD file: expected an object with the key 'split'.")
-    frames = []
+    frames, first, before = [], {}, 0
+    for part in get_args(DrugOODPart):  # numbers of records do not depend on the chosen parts
+        first[part], before = before, before + len(split[part] if isinstance(split.get(part), list) else ())
     for part in parts:
         records = split.get(part)
         if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
             raise DataError(f"{path} has no list of records in split[{part!r}]; its parts are {', '.join(split)}.")
         frames.append(pd.DataFrame.from_records(records).assign(split=part))
-    frame = pd.concat([part for part in frames if len(part)] or frames, ignore_index=True)
+        frames[-1].index += first[part] + 1
+    frame = pd.concat([part for part in frames if len(part)] or frames)
     if frame.empty:
         raise DataError(f"{path} has no records in {', '.join(parts)}: check the file.")
-    frame.index += 1
     return as_texts(frame)
 
 

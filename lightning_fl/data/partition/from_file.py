@@ -89,7 +89,8 @@ def read_split_file(path: Path) -> SplitFile:
 
 def sums_of(files: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     """The known SHA-256 sums of files."""
-    return frozenset(entry for entry in tree_leaves([file.get("sha256") for file in files]) if isinstance(entry, str))
+    sums = [file.get("sha256") or file.get("names_and_sizes_sha256") for file in files]
+    return frozenset(entry for entry in tree_leaves(sums) if isinstance(entry, str))
 
 
 def _numbers(values: object) -> list[int]:

@@ -229,10 +229,10 @@ class TableData(SharedDataModule):
         frame = read_csv(existing_file(path))
         if self.card is not None:
             frame = _with_derived(frame, self.card)
-        schema.check(frame, path)
         given, columns = OpenedData({"train": frame}, "user", {}), [*schema.numeric, *schema.categories]
+        require_columns(frame, [*columns, record["target"], *([record["event"]] if "event" in record else [])], path)
         frame = self._leave_out_incomplete(given, columns, list(schema.categories), path).datasets["train"]
-        require_columns(frame, [record["target"], *([record["event"]] if "event" in record else [])], path)
+        schema.check(frame, path)
         return TensorDataset(schema.features(frame, mean, std), self._targets(frame, record.get("classes", []), path))
 
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:

@@ -16,14 +16,9 @@ from lightning_fl.engine.hooks import Hook
 from lightning_fl.engine.learner import Contribution, ModelUpdate
 from lightning_fl.engine.turn.averaged_states import num_vectors
 from lightning_fl.engine.turn.loop import LocalLoop
+from lightning_fl.engine.weights import weighted_sum
 from lightning_fl.engine.weights.flat import Weights, linear_combination
-from lightning_fl.engine.weights.weighted_sum import (
-    SoleContribution,
-    WeightedSum,
-    check_addable,
-    check_finite,
-    largest_magnitude,
-)
+from lightning_fl.engine.weights.weighted_sum import SoleContribution, WeightedSum, check_addable, check_finite
 
 _Sum = WeightedSum | SoleContribution
 #: Weights, and their own weight in a sum.
@@ -369,7 +364,7 @@ def average_in_place(models: Sequence[Weights], aggregation: Tensor, rows: Seque
         for begin in range(0, vector.numel(), _COLUMNS):
             part = slice(begin, begin + _COLUMNS)
             block = torch.stack([models[i].vectors[dtype][part] for i in needed]).double()
-            finite, change = largest_magnitude(block) < math.inf, torch.empty_like(block[0])
+            finite, change = weighted_sum.largest_magnitude(block) < math.inf, torch.empty_like(block[0])
             for k in busy:
                 own = block[place[k]]
                 total = own.clone()

@@ -11,9 +11,9 @@ import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_warn
 
 from lightning_fl.core.cohort import Cohort, Participant
-from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.metrics import LoggedValue
-from lightning_fl.core.system_errors import breaks_device, chain, out_of_memory, place_of, refusal
+from lightning_fl.core.system_errors import breaks_device, chain, out_of_memory
 from lightning_fl.engine.client import ClientReport, ClientTurn, ClientUpdate, packed
 from lightning_fl.engine.federation import OF_MODEL, PERSONAL_LAYERS, STRATEGY
 from lightning_fl.engine.hooks import Hook
@@ -198,7 +198,7 @@ _NOTHING_LOST = "Nothing is lost: the last checkpoint is untouched."
 
 def failure_report(loop: LocalLoop, cohort: Cohort, place: int, error: Exception) -> ClientReport:
     """Report a participant's failed turn, and restore the module's own parameters; raise if the device is unusable."""
-    report = ClientReport(error=_format_error(loop, error))
+    report = ClientReport(error=loop.explain(error))
     if breaks_device(error):
         reason = f"{report.error} This process can no longer use its device."
         raise TrainingError(f"{_describe(loop, cohort, place, reason)} {_NOTHING_LOST}") from error
@@ -249,18 +249,3 @@ def _turn(loop: LocalLoop, cohort: Cohort, place: int) -> tuple[str, str]:
     one = cohort.participants[place]
     draw = f"draw {one.draw} of " if any(participant.draw for participant in cohort.participants) else ""
     return loop.name_of(one.client), f"{draw}model {one.model} in " if turns[one.client] > 1 else ""
-
-
-def _format_error(loop: LocalLoop, error: Exception) -> str:
-    own = isinstance(error, FederatedError)
-    text = str(error) if own else refusal(error) or f"{type(error).__name__}: {error}"
-    place = "" if own else place_of(error, type(loop.module).__module__.split(".")[0])
-    if place:
-        text = f"{text.removesuffix('.')}{place}."
-    text += "" if text.endswith((".", "!", "?")) else "."
-    if loop.channels_last and "view size is not compatible" in text:
-        text += " The images are in channels-last memory: set trainer.channels_last=false if the module needs `view`."
-    precision = loop.precision
-    if precision != "32-true" and any(word in text for word in ("dtype", "BFloat16", "Double")):
-        text += f" The run uses trainer.precision={precision}: try 32, or bf16-mixed to save memory."
-    return text

@@ -27,14 +27,8 @@ from lightning_fl.engine.turn.results import LogCollector, ResultCollection
 #: Attributes that differ between clients.
 _OF_ONE_CLIENT = frozenset(
     {
-        "client",
-        "callback_metrics",
-        "logged_metrics",
-        "progress_bar_metrics",
-        "train_dataloader",
-        "val_dataloaders",
-        "fit_loop",
-        "batches_before",
+        *("client", "callback_metrics", "logged_metrics", "progress_bar_metrics", "train_dataloader"),
+        *("val_dataloaders", "fit_loop", "batches_before"),
     }
 )
 

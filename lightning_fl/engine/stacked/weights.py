@@ -14,14 +14,8 @@ from lightning_fl.core.pinned_memory import to_device
 from lightning_fl.engine.client import ClientTurn
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.settings import Settings
-from lightning_fl.engine.turn.flat_optimizer import (
-    FlatRun,
-    flat_runs,
-    has_fused_step,
-    is_elementwise,
-    settle_steps_,
-    step_twin,
-)
+from lightning_fl.engine.turn import flat_optimizer
+from lightning_fl.engine.turn.flat_optimizer import FlatRun, flat_runs, has_fused_step, is_elementwise, settle_steps_
 from lightning_fl.engine.weights.flat import FlatModule, Place, Span, Weights
 
 
@@ -198,7 +192,7 @@ class StackedWeights:
             clip_rows_(gradients, settings.gradient_clip_val, settings.gradient_clip_algorithm or "norm")
         for one, gradient in zip(self._runs, gradients, strict=True):
             one.parameter.grad = gradient
-        step_twin(self._twin, self._optimizer, fused=self._fused)
+        flat_optimizer.step_twin(self._twin, self._optimizer, fused=self._fused)
         for gradient in gradients:
             gradient.zero_()
 

@@ -6,17 +6,17 @@ user's own optimiser, whose hyper-parameters are read at every step.
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
+from torch.optim import LBFGS, SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lightning_fl.core.errors import ConfigurationError
-from lightning_fl.engine.client import ClientTurn
+from lightning_fl.engine.client import ClientTurn, Correction
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.weights.flat import FlatModule, Place, Weights, merge_spans
 from lightning_fl.engine.weights.local_parameters import LocalParameters, averaged_spans
@@ -254,15 +254,21 @@ class SecondOptimizer:
             raise ConfigurationError(f"{what}: return one from configure_optimizers, with automatic optimisation.")
         self.key = f"optimizer of {name}"  #: of its state in ``turn.kept``
         self._first = turn.optimizers[0]
+        if isinstance(getattr(self._first, "optimizer", self._first), LBFGS):
+            raise ConfigurationError(f"{who} steps a second model without the closure of LBFGS: use another optimiser.")
         self._settings = settings
         shared = {(span.dtype, span.begin): span for span in turn.spans}
         whole = is_elementwise(self._first)  # then adjacent parameters are stepped as one
         stored = turn.kept.get(self.key, {})
         kept = stored if isinstance(stored, dict) else {}
         self._groups: list[list[tuple[Place, nn.Parameter]]] = []
+        self._vectors: list[tuple[Tensor, Tensor]] = []  #: parameter of the module, entries of the second model
         for group in self._first.param_groups:
             places = [(flat.place(parameter), parameter.shape) for parameter in group["params"]]
             own = [(shared[at[:2]], shape) for at, shape in places if at is not None and at[:2] in shared]
+            for parameter, (at, _) in zip(group["params"], places, strict=True):
+                if at is not None and at[:2] in shared:
+                    self._vectors.append((parameter, turn.kept[name].part(shared[at[:2]])))
             runs = merge_spans([span for span, _ in own])
             if whole and (not kept or all(_key(run) in kept for run in runs)):
                 parts = [(run, torch.Size([run.end - run.begin])) for run in runs]
@@ -286,7 +292,10 @@ class SecondOptimizer:
                 nn.utils.clip_grad_value_(self._parameters, clip)
             else:
                 nn.utils.clip_grad_norm_(self._parameters, clip)
+        frozen = [(own, own.clone()) for one, own in self._vectors if not one.requires_grad]  # in this turn, by hooks
         step_twin(self._twin, self._first)
+        for own, before in frozen:
+            own.copy_(before)
 
     def state(self) -> dict[str, dict[str, Any]]:
         """The state of every run or parameter, by its place."""
@@ -315,10 +324,6 @@ def _kept_state(place: Place, parameter: nn.Parameter, kept: dict[str, Any], opt
     return {}
 
 
-#: Changes a gradient in place, given the present weights.
-Correction = Callable[[Weights, Weights], None]
-
-
 class GradientCorrection:
     """Corrects the gradients of averaged parameters in one flat vector; a missing one counts as zero."""
 
@@ -330,14 +335,15 @@ class GradientCorrection:
         self._of_optimizer: dict[tuple[int, ...], tuple[list[nn.Parameter], list[torch.Tensor]]] = {}
 
     def apply_(self, optimizer: Optimizer) -> None:
-        groups = (id(optimizer), *[len(group["params"]) for group in optimizer.param_groups])  # hooks may add some
+        # Hooks may add, freeze and unfreeze some.
+        groups = (id(optimizer), *[one.requires_grad for group in optimizer.param_groups for one in group["params"]])
         if groups not in self._of_optimizer:
             self._of_optimizer[groups] = self._views(optimizer)
         parameters, views = self._of_optimizer[groups]
+        for _, vector in self._gradient.floating():
+            vector.zero_()  # also where a parameter has been frozen since the last step
         for parameter, view in zip(parameters, views, strict=True):
-            if parameter.grad is None:
-                view.zero_()
-            else:
+            if parameter.grad is not None:
                 view.copy_(parameter.grad)
         self._correct_(self._gradient, self._flat.collect())
         for parameter, view in zip(parameters, views, strict=True):

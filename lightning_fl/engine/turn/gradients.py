@@ -117,8 +117,12 @@ class FlatGradient:
     def of(self, losses: Iterable[Tensor], share: float) -> Weights:
         """The gradient of ``share`` times the sum of losses; a new object, zero outside of the parameters."""
         gradient = Weights({dtype: torch.zeros_like(vector) for dtype, vector in self._like.floating()})
+        trained = [one for one in self._parameters if one.requires_grad]  # hooks of the turn may freeze some
         for loss in losses:
-            found = iter(torch.autograd.grad(loss, self._parameters, allow_unused=True, materialize_grads=True))
+            if not trained:  # the others are personal layers
+                continue
+            of_trained = iter(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
+            found = (next(of_trained) if one.requires_grad else torch.zeros_like(one) for one in self._parameters)
             for run, gaps in self._runs:
                 pieces = [piece for gap in gaps for piece in (gap, next(found).reshape(-1))]
                 gradient.part(run).add_(torch.cat(pieces), alpha=share)

@@ -11,13 +11,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from lightning_fl.core.cohort import Participant
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.metrics import LoggedValue
-from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, LocalWork, Phase, unpacked
+from lightning_fl.engine.client import ClientReport, ClientState, ClientTurn, Correction, LocalWork, Phase, unpacked
 from lightning_fl.engine.federation import IDENTITY, MIXTURE, OF_MODEL, STRATEGY, Federation
 from lightning_fl.engine.hooks import Hooks
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.turn.callback_states import averaged_weights
 from lightning_fl.engine.turn.evaluation import Evaluator
-from lightning_fl.engine.turn.flat_optimizer import Correction, SecondOptimizer
+from lightning_fl.engine.turn.flat_optimizer import SecondOptimizer
 from lightning_fl.engine.turn.gradients import HeldOutLoss, TurnGradients
 from lightning_fl.engine.turn.metric_states import preserve_metrics
 from lightning_fl.engine.turn.services import TurnServices
@@ -112,9 +112,7 @@ class LocalLoop(TurnServices):
             spans, buffers = self.averaged_spans(), self.flat.buffers()
         samples = federation.num_samples[client] if federation.num_samples else 0
         return ClientTurn(
-            *(client, model, start, state, samples, kept, model_state, spans, buffers),
-            self,
-            self.measured.get(model, {}),
+            client, model, start, state, samples, kept, model_state, spans, buffers, self, self.measured.get(model, {})
         )
 
     def averaged_spans(self) -> list[Span]:

@@ -24,25 +24,35 @@ _PLAIN = (bool, int, float, str, Tensor, type(None))
 
 #: An attribute of a metric -> its value; lists of tensors are states that grow.
 _State = dict[str, Any]
-#: Module -> the states of its metrics before any run, which leaves them as the last client's turn did.
-_BEFORE_RUNS: WeakKeyDictionary[LightningModule, dict[str, _State]] = WeakKeyDictionary()
+#: Module -> name -> the metric, its state before any run, and that in which the latest run left it.
+_BEFORE_RUNS: WeakKeyDictionary[LightningModule, dict[str, tuple[Metric, _State, _State]]] = WeakKeyDictionary()
 
 
 class MetricStates:
     """Swaps the states of a module's metrics with the client in turn, as for buffers.
 
-    Every client's initial one is the module's before its first run. Metrics logged as objects are reset after a turn.
+    Every client's initial one is the module's before its first run, with what was changed between runs and in hooks
+    before the first turn. Metrics logged as objects are reset after a turn.
     """
 
     def __init__(self, module: LightningModule, federation: Federation) -> None:
         self._federation = federation
         self.metrics = {name: one for name, one in module.named_modules() if isinstance(one, Metric)}
-        self._pristine = _BEFORE_RUNS.setdefault(module, {})
+        self._module, self._pristine = module, dict[str, _State]()
         for name, metric in self.metrics.items():
-            _put(metric, self._pristine.setdefault(name, _state(metric)))
+            known, before, left = _BEFORE_RUNS.get(module, {}).get(name, (None, {}, {}))
+            if known is metric:  # what was changed since stays
+                now = vars(metric)
+                _put(metric, {key: value for key, value in before.items() if _same(now.get(key), left.get(key))})
+            self._pristine[name] = _state(metric)
         #: Attributes whose identity shows that a metric was updated: all but its states, which ``reset`` recreates.
         self._marks = {name: self._mark(name) for name in self.metrics}
         self._owner: int | None = None
+
+    def leave(self) -> None:
+        """End a run, which leaves the metrics as the last client's turn did."""
+        left = {name: (one, self._pristine[name], _state(one)) for name, one in self.metrics.items()}
+        _BEFORE_RUNS[self._module] = left
 
     def begin(self, client: int) -> None:
         if not self.metrics:
@@ -116,6 +126,15 @@ def _state(metric: Metric) -> _State:
 def _put(metric: Metric, state: _State) -> None:
     vars(metric).update({key: _copied(value, metric.device) for key, value in state.items()})
     metric._computed = metric._forward_cache = None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        one, other = one.cpu(), other.cpu()
+        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    return type(one) is type(other) and (one == other or (one != one and other != other))  # also NaN
 
 
 def _copied(value: Any, device: torch.device | str) -> Any:

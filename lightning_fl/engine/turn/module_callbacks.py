@@ -79,6 +79,8 @@ class RunCallbacks:
 def call_callbacks(callbacks: Iterable[Any], hook: str, trainer: Any, *args: Any, **kwargs: Any) -> None:
     """Call a hook of some callbacks; a refusal by one of Lightning's, outside of turns, is a ``ConfigurationError``."""
     for callback in callbacks:
+        if hook.startswith("on_train_") and vars(callback).get("_average_model", callback) is None:
+            continue  # WeightAveraging in a fine-tuning of an evaluation by itself: it is set up in fits
         try:
             getattr(callback, hook)(trainer, trainer.lightning_module, *args, **kwargs)
         except Exception as error:

@@ -22,25 +22,19 @@ from torch.optim import Optimizer
 from lightning_fl.core.errors import ConfigurationError, TrainingError
 from lightning_fl.core.lightning_private import NoOptimizer
 from lightning_fl.core.lightning_types import is_overridden, own_lightning
-from lightning_fl.engine.client import ClientState
+from lightning_fl.engine.client import ClientState, Correction
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.profile import BACKWARD
 from lightning_fl.engine.turn.averaged_states import AveragedStates
-from lightning_fl.engine.turn.flat_optimizer import Correction, FlatOptimizer, GradientCorrection, has_fused_step
+from lightning_fl.engine.turn.flat_optimizer import FlatOptimizer, GradientCorrection, has_fused_step
 from lightning_fl.engine.turn.schedulers import PristineOptimizers, Schedulers, held_schedulers
 from lightning_fl.engine.turn.services import TurnServices
 from lightning_fl.engine.weights.flat import Weights
 
 #: Hooks of a module that take part in an optimiser's step.
 STEP_HOOKS = (
-    "on_before_zero_grad",
-    "optimizer_zero_grad",
-    "on_before_backward",
-    "backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "configure_gradient_clipping",
-    "optimizer_step",
+    *("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward"),
+    *("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step"),
 )
 
 Compute = Callable[[], tuple[Tensor | None, STEP_OUTPUT]]
@@ -77,7 +71,7 @@ class Optimization:
         self._validated = False
         self._warned_not_fused = False
         self._trainer = module_trainer
-        self._schedulers = Schedulers(module_trainer, settings, services.federation)
+        self._schedulers = Schedulers(module_trainer, settings, services.federation, services.round)
         module_trainer.before_optimizer_step = self._before_step
         self._own = {name: is_overridden(name, module) or name in module_trainer.watching for name in STEP_HOOKS}
         if not module.automatic_optimization:
@@ -386,12 +380,8 @@ class Optimization:
             return
         clip, algorithm = self._settings.gradient_clip_val, self._settings.gradient_clip_algorithm
         if self._own["configure_gradient_clipping"]:
-            self._trainer.call_hook(
-                "configure_gradient_clipping",
-                optimizer,
-                gradient_clip_val=clip,
-                gradient_clip_algorithm=self._trainer.gradient_clip_algorithm,
-            )
+            given = {"gradient_clip_val": clip, "gradient_clip_algorithm": self._trainer.gradient_clip_algorithm}
+            self._trainer.call_hook("configure_gradient_clipping", optimizer, **given)
         elif clip:
             self._module.clip_gradients(optimizer, clip, algorithm or "norm")
 

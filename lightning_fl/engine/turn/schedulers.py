@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_iter
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.engine.client import is_plain
-from lightning_fl.engine.federation import Federation
+from lightning_fl.engine.federation import Federation, Round
 from lightning_fl.engine.settings import Settings
 from lightning_fl.engine.turn.module_trainer import ModuleTrainer
 
@@ -28,8 +28,8 @@ _OF_ALL = frozenset(vars(LightningModule()))
 class Schedulers:
     """Steps the schedulers of the client in turn."""
 
-    def __init__(self, module_trainer: ModuleTrainer, settings: Settings, federation: Federation) -> None:
-        self._trainer, self._settings, self._federation = module_trainer, settings, federation
+    def __init__(self, module_trainer: ModuleTrainer, settings: Settings, federation: Federation, of: Round) -> None:
+        self._trainer, self._settings, self._federation, self._round = module_trainer, settings, federation, of
         hook, module = "lr_scheduler_step", module_trainer.lightning_module
         self._by_module = is_overridden(hook, module) or hook in module_trainer.watching
 
@@ -55,6 +55,8 @@ class Schedulers:
         known = self._trainer.callback_metrics
         if config.monitor in known:
             return float(known[config.monitor])
+        if not self._round.fitting:
+            return None  # fine-tuning in an evaluation by itself
         every = self._settings.check_val_every_n_rounds
         if every and "val" not in self._federation.metrics:
             return None  # no validation yet

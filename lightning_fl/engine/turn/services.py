@@ -13,12 +13,13 @@ from lightning.pytorch.profilers import Profiler
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.core.held_generators import held_generators, seed_held_generators
 from lightning_fl.core.lightning_private import ModuleModes
 from lightning_fl.core.lightning_types import is_overridden
 from lightning_fl.core.metrics import LoggedValue
 from lightning_fl.core.seeding import seed_default_generators
+from lightning_fl.core.system_errors import place_of, refusal
 from lightning_fl.data.module import FederatedDataModule, Split
 from lightning_fl.engine.batches.factory import BatchFactory
 from lightning_fl.engine.batches.transfer import BatchTransfer
@@ -120,6 +121,22 @@ class TurnServices:
         personal = self.federation.personal
         if personal is not None and own and (values := self.federation.personal_layers.get(client)) is not None:
             personal.insert_(self.flat.weights, values)
+
+    def explain(self, error: Exception) -> str:
+        """What failed in a client's training, where, and what to do."""
+        if isinstance(error, FederatedError):
+            text = str(error)
+            return text if text.endswith((".", "!", "?")) else f"{text}."
+        text = refusal(error) or f"{type(error).__name__}: {error}"
+        if place := place_of(error, type(self.module).__module__.split(".")[0]):
+            text = f"{text.removesuffix('.')}{place}."
+        text += "" if text.endswith((".", "!", "?")) else "."
+        if self.channels_last and "view size is not compatible" in text:
+            remedy = "set trainer.channels_last=false if the module needs `view`."
+            text += f" The images are in channels-last memory: {remedy}"
+        if self.precision != "32-true" and any(word in text for word in ("dtype", "BFloat16", "Double")):
+            text += f" The run uses trainer.precision={self.precision}: try 32, or bf16-mixed to save memory."
+        return text
 
     def refuse_new(self, where: str, client: int | None = None) -> None:
         """Refuse parameters and buffers that were created while clients already train."""

@@ -11,18 +11,18 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 
-from lightning_fl.core.errors import ConfigurationError, TrainingError
+from lightning_fl.core.errors import ConfigurationError, FederatedError, TrainingError
 from lightning_fl.core.held_generators import DrawStates
 from lightning_fl.core.lightning_private import ModuleModes
 from lightning_fl.core.seeding import generator
+from lightning_fl.core.system_errors import breaks_device
 from lightning_fl.engine.batches.client import ClientBatches, SizedBatch, parts_of
 from lightning_fl.engine.batches.from_loaders import LoaderBatches
 from lightning_fl.engine.batches.transfer import to_channels_last
-from lightning_fl.engine.client import ClientReport, ClientState, LocalWork
+from lightning_fl.engine.client import ClientReport, ClientState, Correction, LocalWork
 from lightning_fl.engine.hooks import Hook, Hooks, overrides
 from lightning_fl.engine.learner import Learner
 from lightning_fl.engine.profile import BOOKKEEPING, DATA, FORWARD, OPTIMIZER, SET_UP, timed_items
-from lightning_fl.engine.turn.flat_optimizer import Correction
 from lightning_fl.engine.turn.module_trainer import STAGES
 from lightning_fl.engine.turn.optimization import Optimization
 from lightning_fl.engine.turn.services import TurnLength, TurnServices, refuse_manual_steps, turn_report
@@ -248,6 +248,12 @@ class TrainingLoop:
                 with services.callback_states.turn(client, keep=own, trained=True):
                     yield changed
                 services.metric_states.end(client, keep=own)
+        except Exception as error:
+            if own or isinstance(error, FederatedError) or breaks_device(error):
+                raise
+            services.flat.restore()
+            services.metric_states.reset()
+            raise TrainingError(services.explain(error)) from error
         finally:  # freezing and unfreezing by hooks takes effect for all clients in the next round
             changed |= services.flat.undo_trainable(trainable)
 

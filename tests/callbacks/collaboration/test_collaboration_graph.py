@@ -19,6 +19,7 @@ from lightning_fl.callbacks import (
     ModelCheckpoint,
     PersonalLayers,
 )
+from lightning_fl.callbacks.collaboration.collaboration_graph import read_graph
 from lightning_fl.core.errors import ConfigurationError
 from lightning_fl.core.seeding import generator
 from lightning_fl.engine.round.averaging import average_in_place
@@ -144,7 +145,7 @@ def test_a_graph_of_the_users_own(tmp_path):
     assert torch.equal(run.collaboration.personalisation, torch.eye(NUM, dtype=torch.float64))
     written = pd.read_csv(tmp_path / "version_0" / "communication.csv")
     edges = [(names[1], names[0]), (names[2], names[0]), (names[2], names[4])]
-    size = run.models[0].num_bytes
+    size = flat(TinyModule()).nbytes
     assert written.values.tolist() == [[turn, *edge, 1, size, 1] for turn in (1, 2) for edge in edges]
     assert list(written.columns) == ["round", "client", "received_from", "models", "bytes", "chosen"]
     table.loc[names[0], names[1]] = 3
@@ -154,6 +155,13 @@ def test_a_graph_of_the_users_own(tmp_path):
     table.drop(columns=names[3]).to_csv(path)
     with pytest.raises(ConfigurationError, match=r"graph\.csv: .*client_3"):
         trainer(CollaborationGraph(graph=str(path))).fit(TinyModule(), data)
+
+
+def test_a_graph_is_read_with_any_names_of_clients(tmp_path):
+    names = ["NA", "07", "east"]
+    path = tmp_path / "graph.csv"
+    pd.DataFrame([[0, 1, 0], [0, 0, 1], [1, 0, 0]], index=names, columns=names).to_csv(path)
+    assert read_graph(path, names) == {0: [1], 1: [2], 2: [0]}
 
 
 HEADER = "," + ",".join(f"client_{client}" for client in range(NUM))
@@ -197,11 +205,25 @@ def test_what_is_received_is_counted():
     assert set(map(tuple, graph.received[1].tolist())) == expected
     second = seen[1]
     assert second["graph/models_received"] == len(expected)
-    assert second["graph/megabytes_received"] == len(expected) * run.models[0].num_bytes / 1e6
+    assert second["graph/megabytes_received"] == len(expected) * flat(TinyModule()).nbytes / 1e6
     edges = {(k, j) for k, others in graph.chosen[1].items() for j in others}
     assert second["graph/edges"] == len(edges)
     assert second["graph/sparsity"] == pytest.approx(1 - len(edges) / 20)
     assert second["graph/asymmetry"] == pytest.approx(sum((j, k) not in edges for k, j in edges) / max(len(edges), 1))
+
+
+@pytest.mark.parametrize("personal", [[], ["linear.weight"]])
+def test_what_is_received_is_what_the_run_accounts_for(personal, tmp_path):
+    layers = [PersonalLayers(layers=personal)] if personal else []
+    megabytes = []
+    watch = hooks(on_round_end=lambda trainer: megabytes.append(trainer.round_metrics["graph/megabytes_received"]))
+    run = trainer(CollaborationGraph(), *layers, watch, root=tmp_path)
+    run.fit(TinyModule(), TwoKinds())
+    account = run.run_log.summary["communication"]
+    assert sum(megabytes) * 1e6 == pytest.approx(account["bytes_received"])
+    written = pd.read_csv(tmp_path / "version_0" / "communication.csv")
+    expected = {name: of_client["bytes_received"] for name, of_client in account["clients"].items()}
+    assert written.groupby("client")["bytes"].sum().to_dict() == expected
 
 
 def test_the_first_round_may_be_longer():

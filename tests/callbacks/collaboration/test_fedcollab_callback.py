@@ -17,8 +17,9 @@ from two_kinds import TwoKinds
 
 from lightning_fl.callbacks import ClientArrivals, CoalitionFigure, DiscriminatorSettings, FedCollab, LocalTraining
 from lightning_fl.callbacks.collaboration.discriminators.inputs import client_features
-from lightning_fl.callbacks.collaboration.fedcollab import read_distances
+from lightning_fl.callbacks.collaboration.fedcollab import distance_table, read_coalitions, read_distances
 from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.escaping import csv_text
 from lightning_fl.functional.fedcollab import same_coalitions_share
 from lightning_fl.strategies import FedAvg
 
@@ -189,6 +190,16 @@ def test_distances_that_are_none_are_refused(tmp_path):
     assert read_distances(path, names).tolist() == estimates.tolist()
     np.save(path, far_apart(3) * np.nan)
     assert torch.equal(read_distances(path, names).isnan(), ~torch.eye(3, dtype=torch.bool))
+
+
+def test_tables_are_read_with_any_names_of_clients(tmp_path):
+    names = ["NA", "07", "=1+1"]
+    distances = torch.tensor([[0, 0.25, math.nan], [0.25, 0, 0.5], [math.nan, 0.5, 0]], dtype=torch.float64)
+    (tmp_path / "distances.csv").write_text(distance_table(names, distances))
+    assert read_distances(tmp_path / "distances.csv", names).tolist() == pytest.approx(distances, nan_ok=True)
+    rows = [(name, 10, label) for name, label in zip(names, (1, 0, 1), strict=True)]
+    (tmp_path / "coalitions.csv").write_text(csv_text([("client", "samples", "coalition"), *rows]))
+    assert read_coalitions(tmp_path, ["new", *names]) == {1: 1, 2: 0, 3: 1}
 
 
 @pytest.mark.slow

@@ -310,6 +310,19 @@ class TestParityFigure:
         trainer.validate(module, data)
         assert len(shown) == 2
 
+    def test_validation_data_after_a_fit_are_the_kept_models(self, make_trainer, line_clients, line_module, shown):
+        class Diverges(line_module):
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.2)  # doubles the distance from the best weight
+
+        module, data = Diverges(), line_clients([1.0, 2.0])
+        trainer = make_trainer(ParityFigure(split="val"), max_rounds=3)
+        trainer.fit(module, data)
+        for path in ("best", "last"):
+            trainer.validate(module, data, ckpt_path=path)
+        kept, best, last = (figure.get_suptitle() for _, figure, _ in shown)
+        assert kept == best != last
+
     def test_bounds_are_no_measured_values(self, make_trainer, line_clients, shown):
         class Laboratories(line_clients):
             def client_data(self, client, split):

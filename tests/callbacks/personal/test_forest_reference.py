@@ -7,6 +7,7 @@ import pytest
 import torch
 import yaml
 from corners import fit as fit_tiny
+from lightning.pytorch import LightningModule
 from processes import succeed
 from rdkit import Chem
 from rdkit.Chem import rdFingerprintGenerator
@@ -24,7 +25,7 @@ from lightning_fl.data.partition import IID
 from lightning_fl.models import MoleculeModel
 
 
-def run(tmp_path, columns, censored=False, **settings):
+def run(tmp_path, columns, censored=False, module=None, **settings):
     table = make_standin("esol", target_names=["y"], target_units=[""])
     smiles, values = table.smiles[::8], table.targets[::8, 0].numpy()
     pd.DataFrame({"smiles": smiles, **columns(values)}).to_csv(tmp_path / "mine.csv", index=False)
@@ -39,7 +40,7 @@ def run(tmp_path, columns, censored=False, **settings):
     )
     given = {"seed": 4, "max_rounds": 1, "local_steps": 1, "default_root_dir": tmp_path}
     trainer = quiet_trainer(ForestReference(num_trees=20), **(given | settings))
-    module = MoleculeModel(hidden_dim=4, num_layers=1)
+    module = module or MoleculeModel(hidden_dim=4, num_layers=1)
     trainer.fit(module, data)
     return trainer.test(module, data), data
 
@@ -124,6 +125,39 @@ def test_a_classification_with_gaps_is_scikit_learns(tmp_path):
             precisions.append(average_precision_score(y, forest.predict_proba(x)[:, 1]))
         assert metrics["test/forest/auroc"].clients[client] == pytest.approx(np.mean(areas), rel=1e-5)
         assert metrics["test/forest/average_precision"].clients[client] == pytest.approx(np.mean(precisions), rel=1e-5)
+
+
+def test_the_models_fewest_labels_are_the_forests_too(tmp_path):
+    def columns(values):
+        return {name: (values > np.quantile(values, share)).astype(float) for name, share in (("a", 0.5), ("b", 0.8))}
+
+    metrics, data = run(tmp_path, columns, module=MoleculeModel(hidden_dim=4, num_layers=1, min_positives=8))
+    for client in range(2):
+        forest = RandomForestClassifier(n_estimators=20, random_state=derive_seed(4, "forest", client, 0) % 2**32)
+        forest.fit(*part(data, client, "train"))
+        x, y = part(data, client, "test")
+        assert 0 < part(data, client, "test", 1)[1].sum() < 8 <= y.sum()
+        expected = roc_auc_score(y, forest.predict_proba(x)[:, 1])
+        assert metrics["test/forest/auroc"].clients[client] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_module_without_hyperparameters_has_the_forests_of_what_it_logs(tmp_path):
+    class Constant(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.value = torch.nn.Parameter(torch.zeros(1))
+
+        def training_step(self, batch):
+            return (self.value - batch.y).abs().mean()
+
+        def test_step(self, batch):
+            self.log("test/mae", (self.value - batch.y).abs().mean())
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    metrics, _ = run(tmp_path, lambda values: {"y": values}, module=Constant())
+    assert set(metrics) == {"test/mae", "test/forest/mae"}
 
 
 @pytest.mark.processes

@@ -295,13 +295,16 @@ def test_local_models_of_the_evaluated_clients_are_compared():
         assert run.gains[split][f"{split}_loss"].mean == pytest.approx(local.mean - own.mean)
 
 
-def test_a_failing_local_model_is_named():
+@pytest.mark.parametrize("how", ["NaN", "error"])
+def test_a_failing_local_model_is_named(how):
     class Diverge(Callback):
         def on_aggregate_end(self, run):
             broken.append(1)
 
     class Fragile(TinyModule):
         def training_step(self, batch, batch_idx):
+            if broken and how == "error":
+                raise ValueError("three samples")
             return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
 
     broken: list[int] = []

@@ -1,13 +1,17 @@
 """Personal layers, local training, fine-tuning and late clients in a run."""
 
+from functools import partial
+
 import pytest
 import torch
 import two_kinds
 from hooks import Cohorts, hooks
 from lightning.pytorch import LightningModule
+from records import same_values
 from rounding import assert_equal_up_to_rounding
 from tiny import TinyClients, TinyModule
 from torch import nn
+from torchmetrics import MinMetric
 
 from lightning_fl.callbacks import (
     BestClientModels,
@@ -16,6 +20,7 @@ from lightning_fl.callbacks import (
     CollaborationGraph,
     FineTuning,
     KMeans,
+    LocalReference,
     LocalTraining,
     ModelCheckpoint,
     PersonalLayers,
@@ -165,9 +170,12 @@ def test_a_finished_run_resumed_is_not_fine_tuned_again(tmp_path):
         assert not first.client_model(client).equal(first.models[0])
 
 
-def test_fine_tuning_names_bad_settings_and_failures():
+@pytest.mark.parametrize("how", ["NaN", "error"])
+def test_fine_tuning_names_bad_settings_and_failures(how):
     class Fragile(TinyModule):
         def training_step(self, batch, batch_idx):
+            if broken and how == "error":
+                raise ValueError("three samples")
             loss = super().training_step(batch, batch_idx)
             return loss * float("nan") if broken else loss
 
@@ -181,6 +189,62 @@ def test_fine_tuning_names_bad_settings_and_failures():
         else:
             with pytest.warns(UserWarning, match="fine-tuning of client 0 failed.*keeps its model"):
                 run.fit(Fragile(), TinyClients())
+
+
+class Fails(TinyModule):
+    """From the second round on client 1's second batch raises an error, where ``fails``; the best loss counts."""
+
+    fails = False
+
+    def __init__(self):
+        super().__init__(norm=True)
+        self.best = MinMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.best.update(loss.detach())
+        if self.fails and self.trainer.client == 1 and self.current_epoch and batch_idx:
+            raise ValueError("three samples")
+        return loss * (1 + self.best.compute())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+def fit_failing(callback, policy, *, turns: bool, extra: bool):
+    """A run in which client 1 fails in its turns, and in what is trained besides them."""
+    module = Fails()
+    watching = hooks(
+        on_round_start=lambda run: setattr(module, "fails", turns),
+        on_aggregate_end=lambda run: setattr(module, "fails", extra),
+    )
+    run = trainer(watching, callback(), on_client_error=policy, optimizer_state="keep")
+    run.fit(module, TinyClients(SIZES))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("callback", "words"),
+    [
+        (LocalReference, "the local model of client 1 failed in round 2: .*three samples"),
+        (FineTuning, "fine-tuning of client 1 failed: .*three samples"),
+        (partial(FineTuning, every_evaluation=True), r"fine-tuning of client 1 \(client_1\) failed: .*three samples"),
+    ],
+    ids=["reference", "at the end", "every evaluation"],
+)
+def test_a_client_that_fails_besides_its_turns_too_changes_no_other(callback, words):
+    def of_others(run):
+        found = {name: one.clients for name, one in run.metrics["val"].items()}
+        found |= {name: run.client_store(name) for name in ("local_reference", "final_models", "metric_states")}
+        assert len(found["metric_states"]) == 3
+        kept = {name: {client: of[client] for client in (0, 2) if client in of} for name, of in found.items()}
+        return {**kept, "model": run.models[0].state_dict()}
+
+    with pytest.warns(UserWarning, match=words):
+        run = fit_failing(callback, "skip", turns=True, extra=True)
+    assert same_values(of_others(run), of_others(fit_failing(callback, "skip", turns=True, extra=False)))
+    with pytest.raises(TrainingError, match=words):
+        fit_failing(callback, "fail", turns=False, extra=True)
 
 
 @pytest.mark.parametrize("kept", [[], [BestClientModels(monitor="val_loss")]], ids=["last", "best of each"])

@@ -99,6 +99,11 @@ HELD_OUT = next(seed for seed in range(99) if hash_shares(["a"], seed) < 0.1)
             {"division": OrderDivision(column="t")},
             "values .*numbers.* row 2 'nan', row 5 '2020-01-01'",
         ),
+        (
+            Rows({"s": ["a", None]}),
+            {"division": GroupDivision(column="s")},
+            "GroupDivision.column='s': sample 1 .* no value",
+        ),
         (Rows({"s": ["train", "holdout", "x"]}), {"division": COLUMN}, "column='s' .*'holdout', 'x'"),
         (Rows({"s": ["test", "val"]}), {"division": COLUMN}, "column 's' has no sample for training"),
         (Rows({"s": list(SPLITS)}), {"division": COLUMN, "folds": 5}, "folds=5: ColumnDivision"),

@@ -305,10 +305,10 @@ def test_a_copy_counts_by_its_first_date():
 
 
 def test_a_column_says_the_parts():
-    rows = Rows({"split": ["Train", "valid", "TEST", "training", "validation", "test", "val", "skip"]})
-    parts = held(ready(rows, division=ColumnDivision(column="split", leave_out=["skip"])))
+    rows = Rows({"split": ["Train", "valid", "TEST", "training", "validation", "test", "val", "skip", None]})
+    parts = held(ready(rows, division=ColumnDivision(column="split", leave_out=["skip", ""])))
     assert parts == {"train": [0, 3], "val": [1, 4, 6], "test": [2, 5]}
-    without = held(ready(rows, division=ColumnDivision(column="split", leave_out=["skip", "valid"])))
+    without = held(ready(rows, division=ColumnDivision(column="split", leave_out=["skip", "", "valid"])))
     assert without == {"train": [0, 3], "val": [4, 6], "test": [2, 5]}
     other = Rows({"f": ["0", "1", "2", "2"]})
     parts = held(ready(other, division=ColumnDivision(column="f", train=["2"], val=["1"], test=["0"])))

@@ -4,6 +4,7 @@ import hashlib
 import multiprocessing
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,13 +12,15 @@ import torch
 from image_files import CINIC_CLASSES, cycle, pictures, write_cinic10, write_npz
 from processes import LIMIT
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.data.images import file as image_classes
 from lightning_fl.data.images import file as image_file
 from lightning_fl.data.images.file import cached_images
 from lightning_fl.data.images.module import ImageData
 from lightning_fl.data.images.sources import find_images
-from lightning_fl.data.partition import Dirichlet
+from lightning_fl.data.partition import IID, Dirichlet, FromFile
+from lightning_fl.data.partition.from_file import split_file_text
 
 CARD = load_card("cinic10")
 
@@ -84,6 +87,23 @@ def test_a_data_module_reads_it(cinic):
     assert (record["file"], record["layout"], record["num_files"]) == ("CINIC-10", "class-folders", 60)
 
 
+def test_a_split_file_is_for_the_same_folder(cinic, tmp_path):
+    def ready(partitioner):
+        data = ImageData(name="cinic10", source="real", split_seed=0, partitioner=partitioner)
+        data.prepare_data()
+        data.setup()
+        return data
+
+    data = ready(IID(num_clients=2))
+    (tmp_path / "splits.json").write_text(split_file_text(data, range(2)))
+    again = FromFile(path=str(tmp_path / "splits.json"))
+    assert [ready(again).held_rows(client) for client in range(2)] == [data.held_rows(client) for client in range(2)]
+    path = cinic / "train" / "airplane" / "n00_0.png"
+    path.rename(path.with_name("n09_0.png"))
+    with pytest.raises(DataError, match=f"sum {data.describe()['names_and_sizes_sha256']}, these have"):
+        ready(again)
+
+
 def test_a_npz_file_goes_first_and_its_validation_images_are_joined(cinic):
     more = {"val_images": pictures(20, 32, 3, 5), "val_labels": cycle(20, 10)}
     write_npz(cinic.parent / "cinic10.npz", size=32, channels=3, **more)
@@ -136,6 +156,13 @@ def test_a_changed_folder_is_read_again(cinic, opened, change):
     count = len(opened)
     assert same(second, read())
     assert len(opened) == count
+
+
+def test_a_card_of_other_channels_has_images_of_its_own(cinic, opened):
+    for channels in (3, 1):
+        images = find_images(replace(CARD, channels=channels)).read()["train"].images
+        assert images.shape[1] == channels
+    assert len(opened) == 120
 
 
 def test_a_cache_that_cannot_be_written_is_named(cinic, tmp_path, monkeypatch, opened):

@@ -17,7 +17,8 @@ from lightning_fl.data.cards.card import CardFile
 from lightning_fl.data.cards.lookup import load_card
 from lightning_fl.data.module import SPLITS
 from lightning_fl.data.molecules import card_modules
-from lightning_fl.data.partition import IID, GroupBy, Scaffold
+from lightning_fl.data.partition import IID, FromFile, GroupBy, Scaffold
+from lightning_fl.data.partition.from_file import split_file_text
 
 ESOL_TARGET = "measured log solubility in mols per litre"
 CSV = "smiles,y,z,lab\n" + "".join(f"{'C' * (i + 1)}O,{i},{-i},lab{i % 3}\n" for i in range(30))
@@ -210,6 +211,20 @@ def test_drugood_by_its_path_and_in_parts(tmp_path):
     record = data.describe()
     assert (record["molecules"], record["parts"], record["name"]) == (20, ["train"], "lbap_core_ki_assay")
     assert "ki_assay" in record["title"]
+
+
+@pytest.mark.parametrize("parts", [["iid_test", "train"], ["ood_test", "iid_test", "train", "iid_val"]])
+def test_a_split_file_holds_the_same_molecules_whatever_the_order_of_parts(tmp_path, parts):
+    path = str(drugood(tmp_path) / "lbap_core_ic50_assay.json")
+
+    def held(parts, partitioner):
+        data = ready(DrugOOD(path=path, parts=parts, partitioner=partitioner))
+        views = {(client, split): data.client_data(client, split) for client in range(2) for split in SPLITS}
+        return data, {key: sorted(data.dataset.smiles[place] for place in view.indices) for key, view in views.items()}
+
+    data, of_run = held(["train", "iid_test"], IID(num_clients=2))
+    (tmp_path / "splits.json").write_text(split_file_text(data, range(2)))
+    assert held(parts, FromFile(path=str(tmp_path / "splits.json")))[1] == of_run
 
 
 def test_a_verified_sum_is_on_record(tmp_path, monkeypatch):

@@ -53,6 +53,7 @@ def test_drugood_parts_are_read_one_after_another(tmp_path):
 def test_drugood_parts_can_be_chosen(tmp_path):
     table = drugood(tmp_path, parts=["ood_test", "train"])
     assert table.smiles == ["CCO", "C", "CC"]
+    assert table.rows == [5, 1, 2]  # as if all parts were read
 
 
 def test_drugood_whole_numbers_stay_whole_beside_gaps(tmp_path):
