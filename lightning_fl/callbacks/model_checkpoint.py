@@ -97,7 +97,7 @@ class ModelCheckpoint(Callback):
 
     def on_fit_end(self, trainer: TrainerSurface) -> None:
         if self.monitor is not None and self.best_round is None:
-            rank_zero_warn(f"ModelCheckpoint.monitor={self.monitor!r} had no effect: it was a number in no validation.")
+            rank_zero_warn(f"ModelCheckpoint.monitor={self.monitor!r} had no effect: no validation gave it a value.")
         self._restore_best(trainer)
         state = trainer.state_dict()
         if trainer.federation.current_round:

@@ -146,9 +146,8 @@ class Partitioned(SharedDataModule):
     def setup(self, stage: str | None = None) -> None:
         if self._torn and self._indices is not None:
             self._torn, self._opened, self._kept = False, None, {}
-            before = {split: len(part) for split, part in self._held.items()}  # type: ignore[arg-type]
-            self._held = dict(self._load(allow_download=False).datasets)
-            if before != {split: len(part) for split, part in self._held.items()}:  # type: ignore[arg-type]
+            before, self._held = self._held, dict(self._load(allow_download=False).datasets)
+            if [*map(len, before.values())] != [*map(len, self._held.values())]:  # type: ignore[arg-type]
                 what = f"setup of {type(self._silo.module).__name__} gave other numbers of samples than before"
                 raise DataError(f"{what}: make a new Partitioned.")
         super().setup(stage)

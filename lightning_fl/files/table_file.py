@@ -89,7 +89,7 @@ def _read_sdf(path: Path, smiles: str | None) -> "pd.DataFrame":
     if smiles is None:
         raise DataError(f"{path} is an SDF, which holds molecules: give a table without molecules.")
     with unpacked(path) as stream:
-        content = "".join(text_lines(stream, str(path))).rstrip()
+        content = "".join(text_lines(stream, str(path))).replace("\r\n", "\n").rstrip()
     frame = pd.DataFrame(list(_sdf_records(content, smiles)), dtype=object)
     frame.index += 1
     return frame.where(frame.notna(), None)

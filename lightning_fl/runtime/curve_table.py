@@ -80,14 +80,14 @@ class OneFileTensorBoardLogger(TensorBoardLogger):
         self._has_layout = False
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        metrics = {name: value for name, value in metrics.items() if value is not None}  # others are only announced
+        metrics = {name: value for name, value in metrics.items() if value is not None}  # others are named in advance
         self._names |= set(metrics)
         if any(name.startswith("val") for name in metrics):
             self._add_layout()
         super().log_metrics(metrics, step)
 
     def log_hyperparams(self, params: Any, metrics: Any = None, step: int | None = None) -> None:
-        """Log settings and metrics; TensorBoard shows those that a file names first, so that a test's are announced."""
+        """Log settings and metrics. TensorBoard shows those of a file's first record, so it names a test's, too."""
         tests = {name.replace("/val/", "/test/", 1): None for name in metrics or {}}
         super().log_hyperparams(params, metrics and tests | metrics, step)
 

@@ -1,5 +1,6 @@
 """What torchmetrics metrics count beyond a turn ("best so far") is each client's own."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -297,3 +298,14 @@ def test_updates_before_the_first_turn_stay(tmp_path: Path) -> None:
     several = make(made)
     fitted(tmp_path, several, Clients((8, 8)), max_rounds=2)
     assert several.seen == [(0, 101.0), (1, 101.0), (0, 102.0), (1, 102.0)]
+
+
+def test_a_state_that_a_diverged_run_left_is_not_a_change_of_the_users(tmp_path: Path) -> None:
+    module = make(linear("Diverges", Starts, on_train_epoch_start=lambda self: self.epochs.update(math.nan)))
+    module.epochs = torchmetrics.SumMetric(nan_strategy="disable")
+    for _ in range(2):
+        fitted(tmp_path, module, Clients((8,)), max_rounds=1)
+        assert module.epochs.compute().isnan()
+    type(module).on_train_epoch_start = lambda self: None
+    fitted(tmp_path, module, Clients((8,)), max_rounds=1)
+    assert module.seen[-1] == (0, 1.0)

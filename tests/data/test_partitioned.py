@@ -15,6 +15,7 @@ from torch.utils.data import (
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader as GraphLoader
 
+from lightning_fl.core.errors import DataError
 from lightning_fl.data.module import SPLITS, FederatedDataModule
 from lightning_fl.data.partition import IID, Dirichlet, GroupBy, Quantity
 from lightning_fl.data.partitioned import Partitioned
@@ -93,6 +94,10 @@ def test_setup_again_changes_nothing():
     data.setup("test")
     assert _all(data) == held
     assert inner.calls[3:] == ["teardown fit", "setup fit", "setup test"]
+    data.teardown("test")
+    inner.size -= 1
+    with pytest.raises(DataError, match="Sliced gave other numbers of samples"):
+        data.setup("test")
 
 
 @pytest.mark.parametrize(

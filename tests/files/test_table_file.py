@@ -46,6 +46,8 @@ def test_the_named_index_of_parquet_is_a_column(tmp_path, frame):
     pytest.importorskip("pyarrow")
     typed().set_index("smiles").to_parquet(tmp_path / "any.name")
     same(read_table_file(tmp_path / "any.name"), frame)
+    typed().set_index("smiles", drop=False).to_parquet(tmp_path / "any.name")
+    same(read_table_file(tmp_path / "any.name"), frame)
 
 
 def test_excel_is_the_same_table(tmp_path, frame):
@@ -94,10 +96,11 @@ def test_a_record_that_is_no_molecule_keeps_its_fields(tmp_path, end):
     records = path.read_text().split("$$$$\n")
     for place in (1, 2):
         records[place] = records[place].replace(" O  ", " Qq ")
+    records[2] = records[2].replace("2.50", "2.50\nrepeated")
     path.write_text("$$$$\n".join(records), newline=end)
     assert read_table_file(path, smiles="smiles").to_dict("list") == {
         "smiles": ["CO", None, None, "CCCCO"],
-        "y": ["0.50", "1.50", "2.50", "3.50"],
+        "y": ["0.50", "1.50", "2.50\nrepeated", "3.50"],
         "lab": ["NA"] * 4,
     }
 

@@ -93,8 +93,8 @@ class ForestReference(Callback):
         counts, targets = _samples(trainer, client, split)
         columns = [torch.from_numpy(self._predict(forest, counts)) for forest in self._forests[client]]
         predictions = torch.stack(columns, dim=1)
-        least = [trainer.module.hparams.get(f"min_{kind}", 1) for kind in ("positives", "negatives")]
-        found = dict(task_scores(self._task, predictions, targets, least=(least[0], least[1])).mean)
+        least = (trainer.module.hparams.get("min_positives", 1), trainer.module.hparams.get("min_negatives", 1))
+        found = dict(task_scores(self._task, predictions, targets, least=least).mean)
         present = ~targets.isnan()
         if self._task == "regression" and bool(present.any()):
             error = (predictions - targets)[present]

@@ -27,7 +27,11 @@ MAX_CHARACTERS = 20 * MAX_ATOMS
 _ELEMENTS = {5: 0, 6: 1, 7: 2, 8: 3, 9: 4, 14: 5, 15: 6, 16: 7, 17: 8, 34: 9, 35: 10, 53: 11}
 _OTHER_ELEMENT = 12
 _HYBRIDISATIONS = {
-    getattr(HybridizationType, name): code for code, name in enumerate(("SP", "SP2", "SP3", "SP3D", "SP3D2"))
+    HybridizationType.SP: 0,
+    HybridizationType.SP2: 1,
+    HybridizationType.SP3: 2,
+    HybridizationType.SP3D: 3,
+    HybridizationType.SP3D2: 4,
 }
 _OTHER_HYBRIDISATION = 5
 _CHIRALITIES = {"": 0, "R": 1, "S": 2}

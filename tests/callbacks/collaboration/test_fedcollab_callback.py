@@ -197,6 +197,8 @@ def test_tables_are_read_with_any_names_of_clients(tmp_path):
     distances = torch.tensor([[0, 0.25, math.nan], [0.25, 0, 0.5], [math.nan, 0.5, 0]], dtype=torch.float64)
     (tmp_path / "distances.csv").write_text(distance_table(names, distances))
     assert read_distances(tmp_path / "distances.csv", names).tolist() == pytest.approx(distances, nan_ok=True)
+    (tmp_path / "r.csv").write_text(",NA,07\nNA,0,NA\n07,NA,0\n")  # as R writes what is missing
+    assert read_distances(tmp_path / "r.csv", ["NA", "07"]).isnan().tolist() == [[False, True], [True, False]]
     rows = [(name, 10, label) for name, label in zip(names, (1, 0, 1), strict=True)]
     (tmp_path / "coalitions.csv").write_text(csv_text([("client", "samples", "coalition"), *rows]))
     assert read_coalitions(tmp_path, ["new", *names]) == {1: 1, 2: 0, 3: 1}

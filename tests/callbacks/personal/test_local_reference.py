@@ -293,6 +293,10 @@ def test_local_models_of_the_evaluated_clients_are_compared():
         assert len(own.clients) == count
         assert local.clients.keys() == own.clients.keys()
         assert run.gains[split][f"{split}_loss"].mean == pytest.approx(local.mean - own.mean)
+    data.client_data = lambda client, split: None if split == "test" else TinyClients.client_data(data, client, split)
+    with pytest.warns(UserWarning, match="nothing was evaluated"):
+        assert not run.test(module, data)
+    assert not run.gains.get("test")
 
 
 @pytest.mark.parametrize("how", ["NaN", "error"])
