@@ -114,6 +114,7 @@ def model_card(run: TrainedRun, model: str) -> str:
     data, shared = summary["data"], model.startswith("shared_")
     is_final = not re.fullmatch(r"shared_\d+_round_\d+", model)  # a snapshot was not evaluated
     metrics = summary.get("metrics", {})
+    its_own = is_final and shared and summary["evaluated"] == "the shared model"  # not fine-tuned, not a coalition's
     split = next((split for split in ("test", "val", "train") if metrics.get(split)), "")
     dataset = str(data.get("title") or data.get("name") or class_name(recipe["data"]))
     title = f"{class_name(recipe['model'])} on {dataset}"
@@ -123,7 +124,7 @@ def model_card(run: TrainedRun, model: str) -> str:
         markdown_environment()
         .from_string(text)
         .render(
-            header=Markup(dump_yaml(_metadata(run, dataset, title, metrics if is_final and shared else {}))),
+            header=Markup(dump_yaml(_metadata(run, dataset, title, metrics if its_own else {}))),
             title=title,
             model=model,
             shared=shared,

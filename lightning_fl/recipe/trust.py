@@ -33,8 +33,10 @@ def predict_command(folder: Path, recipe: Mapping[str, Any], summary: Mapping[st
     if predicts is None or not any(folder.glob("models/*.ckpt")):
         return None
     if predicts == "new samples":
-        foreign = next(_foreign_classes({key: recipe.get(key) for key in ("model", "data")}), None)
-        return shlex.join([*words, str(folder), "FILE", *([] if foreign is None else ["--trust"])])
+        trust = ["--trust" for _ in _foreign_classes({key: recipe.get(key) for key in ("model", "data")})][:1]
+        of_clients = "own layers" in summary.get("evaluated", "") and "exported" not in summary
+        of_clients |= summary.get("num_models", 1) > 1
+        return shlex.join([*words, str(folder), "FILE", *["--model", "best"] * of_clients, *trust])
     for name in ("best", "last"):
         if (checkpoint := folder / f"checkpoints/{name}.ckpt").is_file():
             return shlex.join([*words, "--config", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint)])

@@ -78,6 +78,15 @@ def test_a_client_s_model_with_layers_of_its_own_predicts(finished, tmp_path, co
     pd.testing.assert_frame_equal(predict("out", ["CCCO", "CCN"]), predict(run, ["CCCO", "CCN"], model="N"))
 
 
+def test_the_shared_model_s_header_has_no_results_of_others(finished, tmp_path, command):
+    """Here those of each client's fine-tuned model, which the table says."""
+    run = molecule_run(finished, tmp_path, "FineTuning")
+    assert command("export", run, "--to-folder", "out")[0] == 0
+    header, text = card()
+    assert "model-index" not in header
+    assert "with the shared model, fine-tuned by" in text
+
+
 def test_a_client_s_model_keeps_its_calibration(finished, command):
     """Also where the client's name is not that of its file."""
     text = Path(write_molecules("run.csv", range(1, 9))).read_text().replace(",O\n", ",lab a\n")

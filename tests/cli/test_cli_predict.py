@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ from lightning_fl import predict
 from lightning_fl.core.errors import CheckpointError, ConfigurationError, DataError
 from lightning_fl.data.molecules.dataset import MoleculeDataset
 from lightning_fl.data.molecules.table import read_table
+from lightning_fl.inference.trained_run import TrainedRun
 from lightning_fl.models import MoleculeModel
+from lightning_fl.recipe.trust import predict_command
 
 BAD = {3: "C(C)(C)(C)(C)C", 5: "", 8: "xyz"}
 
@@ -31,6 +34,17 @@ def run(finished, tmp_path):
     rows = [f'm{number},{BAD.get(number, "C" * (number + 1) + "O")},"a, b"' for number in range(12)]
     Path("new.csv").write_text("\n".join(["name,smiles,note", *rows]) + "\n")
     return found
+
+
+@pytest.mark.parametrize("callback", ["FineTuning", "LocalTraining", "PrivateHeads"])
+def test_the_command_that_a_run_prints_predicts(callback, finished, tmp_path, command):
+    """Also where there is no shared model for all."""
+    run = TrainedRun.read(molecule_run(finished, tmp_path, callback))
+    Path("new.csv").write_text("smiles\nCCCO\nCCCCCBr\n")
+    words = shlex.split(predict_command(run.folder, run.recipe, run.summary).replace("FILE", "new.csv"))
+    code, out, err = command(*words[1:])
+    assert code == 0, err
+    assert pd.read_csv(io.StringIO(out))["activity"].notna().all()
 
 
 def test_the_column_of_smiles_is_found_in_any_case(run):

@@ -47,7 +47,8 @@ class LocalReference(Callback):
     over clients), ``/ipr`` (share of clients that gain), ``/rsd`` (standard deviation of the gains) and ``/harmed``
     (share of clients that lose), for every metric and split, and included in the table and ``summary.json``.
 
-    Models of the same round are compared: in a test those of the best round.
+    Models of the same round are compared: in a test those of the best round. With ``FineTuning`` after the fit, or
+    ``BestClientModels``, the local ones are of the last round.
 
     Args:
         own_best_round: compare outside of a fit with each client's local model of its own best round by validation, as
@@ -141,6 +142,7 @@ class LocalReference(Callback):
         split: Split = "test" if stage == "test" else "val"
         metrics = trainer.federation.metrics.get(split, ClientMetrics())
         collaboration = trainer.federation.collaboration
+        after = "" if stage == "test" else f", round {trainer.federation.current_round}"  # a test is of the best round
         names = {metric_name(name, split): name for name in trainer.federation.gains.get(split, {})}
         for chosen in sorted(names, key=lambda short: "loss" in short)[:1]:
             metric, local = metrics[names[chosen]], metrics[f"{split}/local/{chosen}"]
@@ -151,7 +153,7 @@ class LocalReference(Callback):
                 trainer.client_names,
                 metric=chosen,
                 higher_is_better=metric.higher_is_better,
-                title=f"Gain over local training, {split}, round {trainer.federation.current_round}",
+                title=f"Gain over local training, {split}{after}",
                 labels=collaboration.partition if collaboration.num_models > 1 else None,
             )
             yield f"gain_{split}", draw

@@ -25,7 +25,7 @@ _MAX_VALUES = 1000
 _FEW_VALUES = 20
 #: Largest number; beyond it, float64 cannot hold the sum of the squares of some millions.
 _LARGEST = 1e150
-_NOT_NUMBERS = f"not finite numbers up to {_LARGEST:g}"
+_NOT_NUMBERS = f"not numeric and at most {_LARGEST:g} in size"
 _REMEDY = "Correct them, or leave the rows out"
 
 

@@ -19,6 +19,7 @@ from lightning_fl.callbacks import (
     GainFigure,
     GraphFigure,
     LearningCurves,
+    LocalReference,
     ParityFigure,
     SamplingWeightsFigure,
     ShapleyRewards,
@@ -279,6 +280,17 @@ class TestContributionFigure:
         shown = [f"silo {i}" for i in (29, 28, 27, 26, 25, 24, 5, 4, 3, 2, 1, 0)]
         assert legend_of(lines) == [*shown, "17 more"]
         assert len(bars.patches) == 29
+
+
+class TestGainFigure:
+    def test_a_test_is_not_said_to_be_of_the_last_round(self, make_trainer, line_clients, line_module, shown):
+        module, data = line_module(), line_clients([1.0, 2.0])
+        trainer = make_trainer(LocalReference(), GainFigure(), max_rounds=2)
+        trainer.fit(module, data)
+        trainer.test(module, data)
+        titles = {name: figure.get_suptitle().splitlines()[0] for name, figure, _ in shown}
+        assert titles["gain_test"] == "Gain over local training, test"  # of the best round or the last
+        assert titles.get("gain_val", "round 2").endswith("round 2")
 
 
 class TestParityFigure:
