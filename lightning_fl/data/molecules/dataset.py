@@ -130,7 +130,7 @@ def _report_invalid(table: MoleculeTable, wrong: list[int], invalid: Invalid) ->
     if len(wrong) == len(table.smiles):
         raise DataError(f"{found}. No molecule is left: check the column of SMILES.")
     if invalid == "refuse":
-        raise DataError(f"{found}. Correct them, or leave these rows out with --data.invalid skip.")
+        raise DataError(f"{found}. Correct them, or leave these rows out with data.invalid=skip.")
     rank_zero_warn(f"{found}. These rows are left out.")
 
 

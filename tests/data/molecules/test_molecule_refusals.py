@@ -237,7 +237,7 @@ def test_files_of_drugood_are_refused(tmp_path, content, fault):
 @pytest.mark.parametrize(
     ("smiles", "options", "faults"),
     [
-        (BROKEN, {}, ["3 of 6", "mine.csv", "row 3 'C(C', row 5 (empty), row 7 'CN(C)(C)(C)C'", "--data.invalid skip"]),
+        (BROKEN, {}, ["3 of 6", "mine.csv", "row 3 'C(C', row 5 (empty), row 7 'CN(C)(C)(C)C'", "data.invalid=skip"]),
         (["CCO", "C" * 40_000], {"features": ["morgan"]}, ["1 of 2", "row 3", "atoms"]),
         (["CCO", "C" + "(C" * 20_000 + ")" * 20_000], {"features": ["morgan"]}, ["1 of 2", "row 3", "atoms"]),
         (["CCO", "(" * 300_000], {"features": ["morgan"]}, ["1 of 2", "row 3", "characters"]),
