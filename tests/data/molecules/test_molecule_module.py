@@ -108,7 +108,7 @@ def test_csv_record(csv):
 def test_csv_skips_what_it_is_told_to(tmp_path):
     (tmp_path / "mine.csv").write_text(CSV + "xx,1,1,lab0\n")
     arguments = {"path": str(tmp_path / "mine.csv"), "target_columns": ["y"], "group_column": "lab"}
-    with pytest.raises(DataError, match=r"row 32 'xx'.*--data\.invalid skip"):
+    with pytest.raises(DataError, match=r"row 32 'xx'.*data\.invalid=skip"):
         MoleculeCSV(**arguments).prepare_data()
     with pytest.warns(UserWarning, match="row 32 'xx'"):
         record = ready(MoleculeCSV(**arguments, invalid="skip")).describe()
