@@ -71,10 +71,9 @@ def _rows(column: Tensor | np.ndarray, indices: Tensor) -> Tensor | np.ndarray:
 
 def _columns(data: Any) -> list[Tensor | np.ndarray]:
     """Public tensors and arrays of a custom data set with one row per sample."""
-    kept = vars(data) if hasattr(data, "__dict__") else {}
     return [
         value
-        for name, value in sorted(kept.items())
+        for name, value in sorted(getattr(data, "__dict__", {}).items())
         if not name.startswith("_") and _is_array(value) and value.ndim and len(value) == len(data)
     ]
 

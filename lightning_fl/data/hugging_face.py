@@ -83,7 +83,10 @@ class HFDataset(SharedDataModule):
         first = found["train"]
         image = self._image_column(first.features)
         require_columns(first.column_names, [self.target, *(self.columns or []), *(self.drop or [])], self.path)
-        columns = [image] if image else self._columns(first.features)
+        others = [name for name in first.features if name != self.target and name not in (self.drop or [])]
+        columns = [image] if image else self.columns or others
+        if not columns:
+            raise DataError(f"{self.path} has no input column next to the target {self.target!r}: drop fewer.")
         classes = _categories(found, self.target, whole_numbers=True)
         encoders = {} if image else {name: _categories(found, name, whole_numbers=False) for name in columns}
 
@@ -166,12 +169,6 @@ class HFDataset(SharedDataModule):
             raise DataError(f"{self.path} has columns of images {listed(images)}: choose one with HFDataset.image.")
         return self.image or (images[0] if images else None)
 
-    def _columns(self, features: Mapping[str, Any]) -> list[str]:
-        chosen = self.columns or [name for name in features if name != self.target and name not in (self.drop or [])]
-        if not chosen:
-            raise DataError(f"{self.path} has no input column next to the target {self.target!r}: drop fewer.")
-        return chosen
-
     def _targets(self, table: Any, classes: list[str] | None) -> Tensor:
         values = _values(table, self.target)
         if classes is None:
@@ -205,9 +202,8 @@ class HFDataset(SharedDataModule):
             found.append(pixels)
         return torch.from_numpy(np.stack(found))
 
-    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        samples = {split: dataset for split, dataset in datasets.items() if isinstance(dataset, _Samples)}
-        inputs = {split: dataset.inputs for split, dataset in samples.items()}
+    def _hold(self, datasets: Mapping[Split, "_Samples"], shares: ClientShares) -> Mapping[Split, Dataset]:
+        inputs = {split: samples.inputs for split, samples in datasets.items()}
         scale = 255.0 if inputs["train"].dtype == torch.uint8 else 1.0
         mean, std = torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
         if self.normalize:
@@ -218,7 +214,7 @@ class HFDataset(SharedDataModule):
             std = torch.where(std > 1e-12 * mean.abs(), std, 1.0)  # a deviation from rounding alone counts as 0
             self._statistics = {"mean": mean.flatten().tolist(), "std": std.flatten().tolist()}
         return {
-            split: TensorDataset(((values.double() / scale - mean) / std).float(), samples[split].targets)
+            split: TensorDataset(((values.double() / scale - mean) / std).float(), datasets[split].targets)
             for split, values in inputs.items()
         }
 

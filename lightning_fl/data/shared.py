@@ -87,7 +87,7 @@ class SharedDataModule(FederatedDataModule):
     def _open(self, *, allow_download: bool) -> OpenedData:
         """Find and read the data."""
 
-    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+    def _hold(self, datasets: Mapping[Split, Any], shares: ClientShares) -> Mapping[Split, Dataset]:
         """Convert the data sets of ``_open`` to those behind the clients' views; samples and order stay the same."""
         return datasets
 

@@ -150,15 +150,13 @@ class CommunicationAccount:
         rows = sorted(clients)
         if by_server:
             self.send(rows, self.model_bytes * (1 + self.extra_vectors))
-            alone = ((collaboration.aggregation > 0).sum(1) == 1).tolist()
-            for client in rows:
-                self._known[models[client]] = _Known({client} if alone[client] else set())
-            return
-        counts = torch.zeros(collaboration.aggregation.shape, dtype=torch.int64)
-        counts[rows] = (collaboration.aggregation[rows] > 0).long()
-        self.between_clients(counts.fill_diagonal_(0))
+        else:
+            counts = torch.zeros(collaboration.aggregation.shape, dtype=torch.int64)
+            counts[rows] = (collaboration.aggregation[rows] > 0).long()
+            self.between_clients(counts.fill_diagonal_(0))
+        alone = ((collaboration.aggregation > 0).sum(1) == 1).tolist()
         for client in rows:
-            self._known[models[client]] = _Known({client})
+            self._known[models[client]] = _Known({client} if alone[client] or not by_server else set())
 
     def _of(self, model: Weights) -> _Known:
         return self._known.setdefault(model, _Known())

@@ -117,36 +117,27 @@ class SharedImages(TransformedImages, SharedDataModule):
         shape, expected = list(images.images.shape[1:]), record["image_shape"]
         if shape != expected:
             raise DataError(f"{path}: images have the shape {shape}, those of the run {expected}: convert them.")
-        self._normalize_as(record)
+        self._transform = ImageTransform(**record["normalization"])
         return images.tensors()
 
     def _converted(self, part: ImageDataset) -> ImageDataset:
         return part.converted(size=self.size, channels=self.channels)
 
-    def _normalize_as(self, record: Mapping[str, Any]) -> None:
-        known = record["normalization"]
-        self._transform = ImageTransform(known["mean"], known["std"])
-
     def unlabelled_data(self, source: NewSamples, record: Mapping[str, Any], reading: Reading) -> Iterator[Unlabelled]:
-        self._normalize_as(record)
+        self._transform = ImageTransform(**record["normalization"])
         return unlabelled_images(source, reading, record["image_shape"], size=self.size, channels=self.channels)
 
-    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
-        return {split: self._images(dataset).tensors() for split, dataset in datasets.items()}
-
-    @staticmethod
-    def _images(dataset: Dataset) -> ImageDataset:
-        assert isinstance(dataset, ImageDataset)
-        return dataset
+    def _hold(self, datasets: Mapping[Split, ImageDataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+        return {split: dataset.tensors() for split, dataset in datasets.items()}
 
     @property
     def class_names(self) -> list[str]:
-        return list(self._images(self._data.datasets["train"]).classes)
+        return list(self._data.datasets["train"].classes)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Channels, height and width, after ``prepare_data`` or ``setup``."""
-        channels, height, width = self._images(self._data.datasets["train"]).images.shape[1:]
+        channels, height, width = self._data.datasets["train"].images.shape[1:]
         return channels, height, width
 
 
@@ -247,15 +238,14 @@ class ImageData(SharedImages):
             chosen[split] = part.select(stratified_parts(part.targets, [size], rng)[0])
         return chosen
 
-    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+    def _hold(self, datasets: Mapping[Split, ImageDataset], shares: ClientShares) -> Mapping[Split, Dataset]:
         if not self.shifts:
             return super()._hold(datasets, shares)
         num_classes = self.num_classes
         for shift in self.shifts:
             shift.check(len(shares), num_classes)
         held: dict[Split, TensorDataset] = {}
-        for name, dataset in datasets.items():
-            part = self._images(dataset)
+        for name, part in datasets.items():
             images, targets = part.images.clone(), part.targets.clone()
             for client, of_client in enumerate(shares):
                 indices = torch.cat([of_client[split] for split in SPLITS if self._part_of(split) == name])

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -210,16 +210,16 @@ class TableData(SharedDataModule):
             frames[split] = _with_derived(frame, card)
         return OpenedData(frames, "measured", card.describe() | {"files": found_files})
 
-    def _hold(self, datasets: Mapping[Split, Dataset], shares: ClientShares) -> Mapping[Split, Dataset]:
+    def _hold(self, datasets: Mapping[Split, "TableDataset"], shares: ClientShares) -> Mapping[Split, Dataset]:
         from lightning_fl.data.tables.dataset import column_statistics
 
-        table, tables = self._table, {split: cast("TableDataset", dataset) for split, dataset in datasets.items()}
+        table = self._table
         training = torch.cat([of_client["train"] for of_client in shares])
         mean, std = column_statistics(table.schema.numbers(table.frame)[training])
         self._standardization = {"mean": mean.tolist(), "std": std.tolist()}
         return {
             split: TensorDataset(table.schema.features(one.frame, mean, std), one.targets)
-            for split, one in tables.items()
+            for split, one in datasets.items()
         }
 
     def newcomer_data(self, path: str, record: Mapping[str, Any]) -> TensorDataset:

@@ -160,7 +160,8 @@ class BatchFactory:
             size = f"the data ({pack.num_bytes / 2**30:.3g} GiB)"
             rank_zero_info(f"{size} would take over half of the free memory of {self._device}: they stay on the host.")
         self._warned = True
-        return pack.send_to(self._device)
+        pack.sent_to = self._device
+        return pack
 
 
 def pack_dataset(dataset: Dataset | Sequence[Any]) -> Pack | None:

@@ -42,7 +42,7 @@ class Pack(ABC):
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
-        self._sent_to: torch.device | None = None
+        self.sent_to: torch.device | None = None  #: where batches go, if not to the device of the tensors
 
     @property
     @abstractmethod
@@ -51,7 +51,7 @@ class Pack(ABC):
 
     @property
     def device(self) -> torch.device:
-        return self._sent_to or self.held_on
+        return self.sent_to or self.held_on
 
     @property
     @abstractmethod
@@ -77,11 +77,6 @@ class Pack(ABC):
             indices: the samples [n], on the pack's device; ``on_host`` has them on the host, to read without waiting.
             targets: used instead of the samples' own, [n, ...], on the pack's device.
         """
-
-    def send_to(self, device: torch.device) -> "Pack":
-        """Send batches to ``device``; the tensors stay."""
-        self._sent_to = device
-        return self
 
     def to(self, device: torch.device) -> "Pack":
         return self

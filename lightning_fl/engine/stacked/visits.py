@@ -50,6 +50,7 @@ class StackedTrainer(ResultCollection):
         self._trainer = trainer
         self._facts: dict[str, set[Any]] = {}
         self.logged: list[Logged] = []
+        self._results = self  # which a module's log calls
 
     @contextmanager
     def replace_module_trainer(self) -> Iterator[None]:
@@ -64,10 +65,6 @@ class StackedTrainer(ResultCollection):
     def begin_step(self, **facts: set[Any]) -> None:
         self._facts = facts
         self.logged = []
-
-    @property
-    def _results(self) -> "StackedTrainer":
-        return self
 
     def log(self, fx: str, name: str, value: Tensor | Metric, **options: Any) -> None:
         """Keep one value of all clients. The signature is that of Lightning's result collection."""

@@ -105,7 +105,7 @@ class FlatOptimizer:
     def __init__(self, optimizer: Optimizer, groups: Sequence[Sequence[FlatRun]], *, fused: bool, twin: Any) -> None:
         self._optimizer = optimizer
         self._fused = fused and has_fused_step(optimizer)
-        self._groups = groups
+        self._groups, self._runs = groups, [*chain(*groups)]
         #: Hooks may add groups or parameters during a turn.
         self._known = [(group["params"], len(group["params"])) for group in optimizer.param_groups]
         # It keeps the class and settings; an earlier turn's one has the same, as steps read the optimiser's groups.
@@ -134,7 +134,7 @@ class FlatOptimizer:
 
     def step(self) -> bool:
         """Step by the parameters' gradients; ``False``, without a step, if parameters must be stepped one by one."""
-        if self._ended or self.outdated or not all(run.gather() for runs in self._groups for run in runs):
+        if self._ended or self.outdated or not all(run.gather() for run in self._runs):
             return False
         step_twin(self._twin, self._optimizer, fused=self._fused, has_hooks=False)
         return True
@@ -151,12 +151,11 @@ class FlatOptimizer:
 
     def release(self, *_: Any) -> None:
         """Return the state to the optimiser, as if it had taken the steps itself."""
-        for runs in self._groups:
-            for run in runs:
-                if state := self._twin.state.get(run.flat):
-                    if self._fused:
-                        state = settle_steps_(dict(state), torch.device("cpu"), torch.get_default_dtype())
-                    self._optimizer.state.update(zip(run.parameters, run.split(state), strict=True))
+        for run in self._runs:
+            if state := self._twin.state.get(run.flat):
+                if self._fused:
+                    state = settle_steps_(dict(state), torch.device("cpu"), torch.get_default_dtype())
+                self._optimizer.state.update(zip(run.parameters, run.split(state), strict=True))
         self.end()
 
     def end(self) -> None:
@@ -175,17 +174,16 @@ class FlatOptimizer:
         """This object with the optimiser's state; ``None`` if steps of parameters differ."""
         if not self._optimizer.state:
             return self
-        for runs in self._groups:
-            for run in runs:
-                states = [self._optimizer.state.get(parameter, {}) for parameter in run.parameters]
-                if any(states):
-                    joined = run.join(states)
-                    if joined is None:
-                        self.end()
-                        return None
-                    if self._fused:
-                        settle_steps_(joined, run.flat.device, torch.float32)
-                    self._twin.state[run.flat] = joined
+        for run in self._runs:
+            states = [self._optimizer.state.get(parameter, {}) for parameter in run.parameters]
+            if any(states):
+                joined = run.join(states)
+                if joined is None:
+                    self.end()
+                    return None
+                if self._fused:
+                    settle_steps_(joined, run.flat.device, torch.float32)
+                self._twin.state[run.flat] = joined
         return self
 
 

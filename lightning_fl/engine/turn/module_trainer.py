@@ -52,22 +52,13 @@ STAGES = {
 }
 #: Setting of Lightning that a module can only read -> the federated trainer's own; empty for none.
 _SETTINGS = {
-    "accumulate_grad_batches": "accumulate_grad_batches",
-    "barebones": "",
-    "check_val_every_n_epoch": "check_val_every_n_rounds",
-    "enable_autolog_hparams": "",
-    "fast_dev_run": "max_rounds",
-    "gradient_clip_algorithm": "gradient_clip_algorithm",
-    "gradient_clip_val": "gradient_clip_val",
-    "limit_predict_batches": "",
-    "limit_test_batches": "",
-    "limit_train_batches": "local_steps",
-    "limit_val_batches": "check_val_every_n_rounds",
+    **{name: name for name in ("accumulate_grad_batches", "gradient_clip_algorithm", "gradient_clip_val")},
     "log_every_n_steps": "log_every_n_steps",
-    "num_sanity_val_steps": "",
-    "overfit_batches": "local_steps",
-    "reload_dataloaders_every_n_epochs": "",
-    "val_check_interval": "check_val_every_n_rounds",
+    "fast_dev_run": "max_rounds",
+    **dict.fromkeys(("limit_train_batches", "overfit_batches"), "local_steps"),
+    **dict.fromkeys(("check_val_every_n_epoch", "limit_val_batches", "val_check_interval"), "check_val_every_n_rounds"),
+    **dict.fromkeys(("barebones", "enable_autolog_hparams", "reload_dataloaders_every_n_epochs"), ""),
+    **dict.fromkeys(("limit_predict_batches", "limit_test_batches", "num_sanity_val_steps"), ""),
 }
 #: Attributes that are the federated trainer's.
 _OF_FEDERATED = ("target_statistics", "descriptor_statistics", "target_summaries")

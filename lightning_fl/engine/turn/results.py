@@ -267,8 +267,6 @@ def _single(name: str, value: Any) -> Tensor:
 
 def _column(values: Sequence[Tensor]) -> Tensor:
     """Stack tensors of one number each, [n]."""
-    if len(values) == 1:
-        return values[0].detach().reshape(1)
     if len({value.dtype for value in values}) > 1:  # stacking would convert integers to single precision
         values = [value.double() for value in values]
     return torch.stack([value.detach().reshape(()) for value in values])
