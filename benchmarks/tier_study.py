@@ -2,8 +2,8 @@
 
 Runs every arm of a task over mixtures and seeds as ``lightning-fl fit`` on the shipped recipe, each with the same
 number of turns in a round, and prints Markdown: accuracy of every shared model on test images of either distribution,
-and of the clients' personal models on their own test images, mean and standard deviation over seeds, with paired
-differences and 95 % t-intervals. What is finished is not run again::
+and of the clients' personal models on their own test images, mean and standard deviation over seeds, and PI-FL's
+differences from the other arms, paired by seed, with 95 % t-intervals. What is finished is not run again::
 
     LIGHTNING_FL_DATA=DATA uv run python benchmarks/tier_study.py cifar10 --mixtures 10:90 30:70 --seeds 0 1 2
 """
@@ -141,6 +141,11 @@ def separation(models: Sequence[Sequence[float]]) -> float:
     return (max(leanings) - min(leanings)) / 2
 
 
+def best_on(models: Sequence[Sequence[float]], side: int) -> float:
+    """Accuracy of the best model on D_A (0) or D_B (1), in percent."""
+    return 100 * max(model[side] for model in models)
+
+
 def personal(folder: Path) -> float:
     """Mean accuracy of the clients' personal models on their own test images, in percent."""
     return 100 * float(json.loads((folder / "summary.json").read_text())["metrics"]["test"]["acc"]["mean"])
@@ -184,20 +189,23 @@ def main() -> None:
     for mixture in arguments.mixtures:
         for arm in arguments.arms:
             of_seeds = [models[mixture, arm, seed] for seed in arguments.seeds]
-            best = [spread([100 * max(model[side] for model in of) for of in of_seeds]) for side in (0, 1)]
-            own = spread([personal(folders[mixture, arm, seed]) for seed in arguments.seeds])
+            best = [spread([best_on(of, side) for of in of_seeds]) for side in (0, 1)]
+            personals = spread([personal(folders[mixture, arm, seed]) for seed in arguments.seeds])
             apart = spread([separation(of) for of in of_seeds])
             served = ", ".join(serves(of) for of in of_seeds)
-            print(f"| {mixture} | {arm} | {best[0]} | {best[1]} | {served} | {apart} | {own} |")
-    print("\n| mixture | personal accuracy, pifl less | points [95 % interval] |\n|---|---|---|")
+            print(f"| {mixture} | {arm} | {best[0]} | {best[1]} | {served} | {apart} | {personals} |")
+    print(
+        "\n| mixture | pifl less | personal accuracy | best model on D_A | on D_B |\n|---|---|---|---|---|"
+    )
+    own = {key: personal(folder) for key, folder in folders.items()}
     for mixture in arguments.mixtures:
         for arm in arguments.arms:
             if arm != "pifl" and "pifl" in arguments.arms:
-                pairs = [
-                    personal(folders[mixture, "pifl", seed]) - personal(folders[mixture, arm, seed])
-                    for seed in arguments.seeds
-                ]
-                print(f"| {mixture} | {arm} | {interval(pairs)} |")
+                pairs = [((mixture, "pifl", seed), (mixture, arm, seed)) for seed in arguments.seeds]
+                found = [interval([own[one] - own[other] for one, other in pairs])]
+                for side in (0, 1):
+                    found.append(interval([best_on(models[a], side) - best_on(models[b], side) for a, b in pairs]))
+                print(f"| {mixture} | {arm} | {' | '.join(found)} |")
 
 
 if __name__ == "__main__":

@@ -93,10 +93,10 @@ def test_a_fine_tuning_that_fails_ends_the_run_or_is_left_out() -> None:
     """At this rate the steps of the second client overshoot more and more."""
     settings: dict[str, Any] = {"max_rounds": 1, "local_steps": 1}
     with pytest.raises(TrainingError, match=r"fine-tuning of client 1 \(client_1\) failed: .*Lower the learning rate"):
-        trainer(FineTuning(steps=5000, every_evaluation=True), **settings).fit(OneWeight(rate=0.7), TwoParabolas())
-    run = trainer(FineTuning(steps=5000, every_evaluation=True), on_client_error="skip", **settings)
+        trainer(FineTuning(steps=600, every_evaluation=True), **settings).fit(OneWeight(rate=0.99), TwoParabolas())
+    run = trainer(FineTuning(steps=600, every_evaluation=True), on_client_error="skip", **settings)
     with pytest.warns(UserWarning, match=r"fine-tuning of client 1 .* failed: .* It is evaluated without"):
-        run.fit(OneWeight(rate=0.7), TwoParabolas())
+        run.fit(OneWeight(rate=0.99), TwoParabolas())
     with pytest.warns(UserWarning, match="evaluated without"):
         assert number(run.client_model(1)) == number(run.models[0])
     assert number(run.client_model(0)) == pytest.approx(2.0)
