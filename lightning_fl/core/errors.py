@@ -41,10 +41,23 @@ def cut(text: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+#: Setting of Lightning's Trainer -> the federated trainer's own; empty for none.
+OF_LIGHTNING = {
+    **{name: name for name in ("accumulate_grad_batches", "gradient_clip_algorithm", "gradient_clip_val")},
+    "log_every_n_steps": "log_every_n_steps",
+    **dict.fromkeys(("fast_dev_run", "max_epochs", "max_steps"), "max_rounds"),
+    **dict.fromkeys(("limit_train_batches", "overfit_batches"), "local_steps"),
+    **dict.fromkeys(("check_val_every_n_epoch", "limit_val_batches", "val_check_interval"), "check_val_every_n_rounds"),
+    **dict.fromkeys(("barebones", "enable_autolog_hparams", "reload_dataloaders_every_n_epochs"), ""),
+    **dict.fromkeys(("limit_predict_batches", "limit_test_batches", "num_sanity_val_steps"), ""),
+}
+
+
 def did_you_mean(word: str, known: Collection[str]) -> str:
     """Return ``" (did you mean 'x'?)"`` with the known word nearest to ``word``, or an empty string."""
     lowered = {entry.lower(): entry for entry in known}
-    near = difflib.get_close_matches(word.lower(), lowered, n=1)
+    same = lowered.keys() & {OF_LIGHTNING.get(word.lower())}
+    near = list(same) or difflib.get_close_matches(word.lower(), lowered, n=1)
     return f" (did you mean {lowered[near[0]]!r}?)" if near else ""
 
 

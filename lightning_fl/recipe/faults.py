@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import yaml
 
-from lightning_fl.core.errors import cut, did_you_mean
+from lightning_fl.core.errors import OF_LIGHTNING, cut, did_you_mean
 from lightning_fl.core.validation import faults_of
 from lightning_fl.files.yaml import parse_yaml
 from lightning_fl.recipe.classes import accepted_arguments, annotations_of, classes_in, find_class, options_of
@@ -43,7 +43,7 @@ class _Search(NamedTuple):
 
     def elsewhere(self, name: str) -> str:
         """A hint at the full path of a key that is in the wrong place."""
-        places = [key for key in self.keys.names if key.rpartition(".")[2] == name]
+        places = [key for key in self.keys.names if key.rpartition(".")[2] in (name, OF_LIGHTNING.get(name))]
         return f" (did you mean {places[0]!r}?)" if places else ""
 
     def of_value(self, value: object, path: str, annotation: Any = Any) -> Iterator[str]:

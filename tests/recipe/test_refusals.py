@@ -57,6 +57,8 @@ def faults(parser: ArgumentParser, words: list[str]) -> list[str]:
         ("--trainer=null", "trainer=null: expected a mapping"),
         ("--trainer=[1]", "trainer=[1]: expected a mapping"),
         ("--trainer.max_round 5", "trainer.max_round: there is no such key (did you mean 'max_rounds'?)"),
+        ("--trainer.max_epochs 5", "trainer.max_epochs: there is no such key (did you mean 'max_rounds'?)"),
+        ("--max_epochs 5", "max_epochs: there is no such key (did you mean 'trainer.max_rounds'?)"),
         ("--max_rounds 5", "max_rounds: there is no such key (did you mean 'trainer.max_rounds'?)"),
         ("--trainer.max_rounds x", "trainer.max_rounds"),
         ("--trainer.max_rounds", "--trainer.max_rounds has no value"),

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_fl.core.errors import OF_LIGHTNING
 from lightning_fl.core.lightning_types import is_overridden, own_lightning, rank_seen
 from lightning_fl.core.metrics import lightning_names
 from lightning_fl.core.seeding import derive_seed
@@ -49,16 +50,6 @@ STAGES = {
     "validate": (_VALIDATE, RunningStage.VALIDATING),
     "test": (TrainerFn.TESTING, RunningStage.TESTING),
     "predict": (TrainerFn.PREDICTING, RunningStage.PREDICTING),
-}
-#: Setting of Lightning that a module can only read -> the federated trainer's own; empty for none.
-_SETTINGS = {
-    **{name: name for name in ("accumulate_grad_batches", "gradient_clip_algorithm", "gradient_clip_val")},
-    "log_every_n_steps": "log_every_n_steps",
-    "fast_dev_run": "max_rounds",
-    **dict.fromkeys(("limit_train_batches", "overfit_batches"), "local_steps"),
-    **dict.fromkeys(("check_val_every_n_epoch", "limit_val_batches", "val_check_interval"), "check_val_every_n_rounds"),
-    **dict.fromkeys(("barebones", "enable_autolog_hparams", "reload_dataloaders_every_n_epochs"), ""),
-    **dict.fromkeys(("limit_predict_batches", "limit_test_batches", "num_sanity_val_steps"), ""),
 }
 #: Attributes that are the federated trainer's.
 _OF_FEDERATED = ("target_statistics", "descriptor_statistics", "target_summaries")
@@ -383,11 +374,11 @@ class ModuleTrainer(Trainer if TYPE_CHECKING else object):  # type: ignore[misc]
         raise AttributeError(refusal(name, vars(self).get("federated")))
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in _SETTINGS and "is_made" in vars(self):
+        if name in OF_LIGHTNING and "is_made" in vars(self):
             # GradientAccumulationScheduler sets it at the start of an epoch, which is a turn here.
             begins = self._module._current_fx_name == "on_train_epoch_start"
             if not (begins and name == "accumulate_grad_batches"):
-                instead = _SETTINGS[name]
+                instead = OF_LIGHTNING[name]
                 remedy = f"set trainer.{instead} of the run instead" if instead else "leave it as it is"
                 what = f"self.trainer.{name} = {value!r} would change nothing: it belongs to the whole run"
                 raise AttributeError(f"{what}; {remedy}.")
