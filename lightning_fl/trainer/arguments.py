@@ -88,6 +88,9 @@ def make_fabric(trainer: Any, strategy: str | FederatedStrategy) -> Fabric:
 def _strategy(strategy: object) -> FederatedStrategy:
     """Make the strategy of a registered name or an import path, with its default arguments."""
     if isinstance(strategy, FederatedStrategy):
+        if strategy.accelerator is not None:
+            name = type(strategy).__name__
+            raise ConfigurationError(f"trainer.strategy: this {name} is another trainer's: make a new {name}.")
         return strategy
     kind: Any
     module, _, cls = str(strategy).rpartition(".")

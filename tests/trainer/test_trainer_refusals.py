@@ -72,6 +72,12 @@ def test_settings(settings: dict[str, Any], name: str) -> None:
         FederatedTrainer(**settings)
 
 
+def test_a_strategy_of_another_trainer() -> None:
+    first = FederatedTrainer()
+    with pytest.raises(ConfigurationError, match="trainer.strategy: this FedAvg"):
+        FederatedTrainer(strategy=first.strategy)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_missing() -> None:
     with pytest.raises(ConfigurationError, match="trainer.accelerator=cuda.* no CUDA device"):
