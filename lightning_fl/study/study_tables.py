@@ -23,10 +23,11 @@ from lightning_fl.study.results import CellResult, StudyResults
 #: Data source -> mark of its numbers.
 _MARKS = {"measured": "", "stand-in": "†", "synthetic": "‡"}
 _OTHER_MARK = "§"
-_CLAIM_NOTES = (
-    "answer: by the claim's own 95 % interval (Student's t); all together: at a level of 5 % for all claims (Holm).",
-    "needs: seeds that would decide a difference of this size and spread with a probability of 80 %.",
-)
+#: Column of the table of claims -> its explanation.
+_EXPLAINED = {
+    "answer": "by the claim's own 95 % interval (Student's t); all together: at a level of 5 % for all claims (Holm).",
+    "needs": "seeds that would decide a difference of this size and spread with a probability of 80 %.",
+}
 
 
 def group_cells(results: StudyResults) -> dict[str, dict[str, list[CellResult]]]:
@@ -156,10 +157,11 @@ def claims_table(results: StudyResults, *, numbered: bool = False) -> Table:
         "remark": ["" if numbered else answer.reason for answer in answers],
     }
     shown = {name: values for name, values in columns.items() if any(map(str, values))}
-    notes = [f"({number}) {text}." for number, text in enumerate(remarks, 1)]
+    notes = [f"{name}: {text}" for name, text in _EXPLAINED.items() if name in shown]
+    notes += [f"({number}) {text}." for number, text in enumerate(remarks, 1)]
     if left_out:
         notes.append(f"{counted(left_out, 'answer')} without results.")
-    return Table("claims", label_columns(shown), [*_CLAIM_NOTES, *notes])
+    return Table("claims", label_columns(shown), notes)
 
 
 def chosen_columns(study: Study) -> list[Column]:
