@@ -65,6 +65,9 @@ def compare(
     from lightning_fl.study.render import to_latex, to_markdown, to_terminal
 
     groups = group_runs([found for word in runs for found in _labelled(word, recursive)])
+    if reference is not None and reference not in groups and not Path(reference).expanduser().is_dir():
+        what = f"--reference {reference}: neither a run's folder nor a row"
+        raise ConfigurationError(f"{what}. The rows are {listed(groups)}.")
     over = None if reference is None else groups.get(reference) or _read(reference, recursive)
     differences = find_mismatches(groups if over is None else {**groups, "--reference": over})
     if differences and not force:
@@ -87,7 +90,7 @@ def compare(
         for line in left_out({name: run.metric(name, split).clients for name in metrics})
     )
     _warn_of_missing([found for of_row in groups.values() for found in of_row], curves=out is not None)
-    to_terminal(frame, warnings=differences)
+    to_terminal(frame, warnings=differences, out=out)
     if settings:
         print("\n".join(["The recipes differ in", *(f"  {line}" for line in settings)]))
     if out is not None:

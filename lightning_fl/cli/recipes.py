@@ -59,10 +59,10 @@ def _answer(given: str, option: str, question: str, answers: Mapping[str, str]) 
     """The given answer; for "ask" the user's, by number or name, where an empty line chooses the first."""
     if given != "ask":
         return given
-    if not sys.stdin.isatty():
-        raise ConfigurationError(f"standard input is not a terminal; give --{option} {'|'.join(answers)}.")
     if len(answers) == 1:
         return next(iter(answers))
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"standard input is not a terminal; give --{option} {'|'.join(answers)}.")
     print(question)
     for number, (name, meaning) in enumerate(answers.items(), 1):
         print(f"  {number}  {name}: {meaning}")

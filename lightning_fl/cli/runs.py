@@ -1,6 +1,7 @@
 """``lightning-fl show``, ``explain`` and ``export``: a finished run as a page, a picture, a folder for the Hub."""
 
 import io
+import shlex
 import sys
 import webbrowser
 from typing import Any
@@ -44,7 +45,7 @@ def export(run: Run, *, to_folder: Folder, model: str | None = None) -> int:
 
     print(f"{to_folder}: {', '.join(export_run(trained, to_folder, model=model))}")
     print(f"Read {to_folder / 'README.md'} before sharing it: it names the clients with their metrics. Then:")
-    print(f"  hf upload USER/NAME {to_folder}")
+    print(f"  hf upload USER/NAME {shlex.quote(str(to_folder))}")
     return 0
 
 

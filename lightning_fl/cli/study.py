@@ -46,7 +46,7 @@ def study(
         ray: run on a Ray cluster: its address, auto for the running one, local for a new one on this machine
         from_: draw tables and figures of the results in this file (a results.csv, such as those in docs/results); run
             nothing
-        dry_run: list the cells and their status; run nothing
+        dry_run: list the cells and their status; run and check nothing
     """
     if study is None:
         print(listing(available_studies()))

@@ -55,6 +55,7 @@ class PredictionOptions:
     def check_models(self, count: int) -> None:
         """Refuse options that do not apply to ``count`` models."""
         if self.spread and self.mc_dropout is None and count < 2:
-            raise ConfigurationError("--spread needs several models: add --with RUN, --mc_dropout N, or --model all.")
+            others = "--mc_dropout N" if self.model == "all" else "--mc_dropout N, or --model all"
+            raise ConfigurationError(f"--spread needs several models, not {count}: add --with RUN, {others}.")
         if self.interval is not None and count > 1:
             raise ConfigurationError(f"--interval needs a single model, not {count}: choose one with --model.")

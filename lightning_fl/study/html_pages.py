@@ -187,7 +187,7 @@ def write_study_page(
             ],
             "Settings": _study_settings(study),
             "Versions and machine": [Part(table=facts({**environment, **packages}))],
-            "Commands": [Part(code="\n".join(_study_commands(results, command)))],
+            "Commands": [Part(code="\n".join(_study_commands(results, out, command)))],
         },
     )
 
@@ -238,12 +238,13 @@ def _study_settings(study: Study) -> list[Part]:
     return [*parts, Part(code=dump_yaml(study.as_dict(), width=110), summary="full declaration")]
 
 
-def _study_commands(results: StudyResults, command: str) -> list[str]:
+def _study_commands(results: StudyResults, out: Path, command: str) -> list[str]:
     study, environment = results.study, results.environment
+    folder = [] if out == Path("runs") / study.name / study.scale else ["--out", str(out)]
     scale = [] if study.scale == FULL else ["--scale", study.scale]
     seeds = ["--seeds", *map(str, study.run_seeds)]
     lines = [f"pip install lightning-fl=={environment['lightning-fl']}"]
     if environment.get("commit"):
         lines = [f"git checkout {environment['commit'].rstrip('+')}", "uv sync"]
-    name = study.name if available_studies().get(study.name) == study.path else study.path.name
-    return [*lines, command or shlex.join(["lightning-fl", "study", name, *scale, *seeds])]
+    name = study.name if available_studies().get(study.name) == study.path else str(study.path)
+    return [*lines, command or shlex.join(["lightning-fl", "study", name, *scale, *seeds, *folder])]

@@ -3,6 +3,8 @@
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -45,15 +47,20 @@ DIRECTIONS = {"std": False, "gain": True, "ipr": True, "rsd": False, "harmed": F
 )
 
 
-def to_terminal(frame: pd.DataFrame, console: Console | None = None, warnings: Sequence[str] = ()) -> None:
-    """Print a table per metric of a ``comparison_table``, with warnings above; columns that do not fit are omitted."""
+def to_terminal(
+    frame: pd.DataFrame, console: Console | None = None, warnings: Sequence[str] = (), out: Path | None = None
+) -> None:
+    """Print a table per metric of a ``comparison_table``, with warnings above; columns that do not fit are omitted.
+
+    ``out`` is the folder that gets the files with all columns, if there is one.
+    """
     console = console or terminal()
     for warning in warnings:
         console.print(Text(f"warning: {warning}", "yellow"))
     for number, table in enumerate(comparison_tables(frame)):
         if number:
             console.print()
-        print_table(table, console)
+        print_table(table if out is None else replace(table, elsewhere=f"in {out}"), console)
 
 
 def to_markdown(frame: pd.DataFrame, warnings: Sequence[str] = ()) -> str:
@@ -116,9 +123,9 @@ def _notes(frame: pd.DataFrame) -> list[str]:
         notes.append("±: standard deviation over seeds.")
     if "baseline" in frame:
         counts = sorted(set(frame.loc[frame["label"] != frame["baseline"], "difference_num_seeds"]))
-        pairs = " or ".join(map(str, counts)) or "0"
+        pairs = f"{' or '.join(map(str, counts)) or 0} pair{'' if counts == [1] else 's'}"
         notes.append(
-            f"minus baseline: row minus {frame['baseline'].iloc[0]}, paired by seed ({pairs} pairs), with a 95 %"
+            f"minus baseline: row minus {frame['baseline'].iloc[0]}, paired by seed ({pairs}), with a 95 %"
             " t-interval for two or more pairs."
         )
     if over := [text for text in dict.fromkeys(frame["gain_over"]) if text]:

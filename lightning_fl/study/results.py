@@ -207,12 +207,14 @@ def _damage(path: Path) -> Iterator[None]:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(error, KeyError):
             reason = f"no column {error}; perhaps they are of another study"
-        raise CheckpointError(f"the results in {path.parent} are damaged ({path.name}: {reason}).") from error
+        raise CheckpointError(f"the results {path} are damaged ({reason}).") from error
 
 
 def _read_cells(path: Path, study: Study) -> list[CellResult]:
     with _damage(path):
-        header, *lines = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
+        if not (text := path.read_text(encoding="utf-8")):
+            raise ValueError("empty")
+        header, *lines = csv.reader(io.StringIO(text))
         rows = [dict(zip(map(csv_value, header), map(csv_value, line), strict=True)) for line in lines if line]
         return [_cell_of(row, list(study.grid)) for row in rows]
 

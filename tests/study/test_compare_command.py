@@ -76,7 +76,7 @@ def test_recursive_leaves_out_interrupted_runs(compare, arms, make_run):
         (["--recursive", "runs", "--split", "val"], "no val metric in common"),
         (["--recursive", "runs", "--split", "tset"], "split: expected one of 'test', 'val', 'train'"),
         (["--recursive", "runs", "--baseline", "x"], "baseline='x'"),
-        (["--recursive", "runs", "--reference", "x"], "x is not a folder"),
+        (["--recursive", "runs", "--reference", "x"], "--reference x: neither"),
         (["runs/plain/seed_0", "runs/plain/seed_0"], "runs/plain/seed_0/version_0 and runs/plain/seed_0/ver"),
     ],
 )

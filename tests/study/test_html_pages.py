@@ -256,7 +256,7 @@ def test_the_page_of_a_study(tmp_path):
         assert words[words.index(package) + 1] == version
     assert environment["cpu"] in text
     assert environment["commit"] in text
-    assert any("lightning-fl study study.yaml --scale small" in found for found in shown)
+    assert any(f"lightning-fl study {results.study.path} --scale small" in found for found in shown)
     assert any("max_rounds: 2" in found for found in shown)
     # stand-ins and failures are at the top; output of a run is text
     assert "stand-in" in text[: text.index('id="table"')].lower()
@@ -316,7 +316,7 @@ def test_the_command_names_the_seeds(tmp_path):
     results = StudyResults.of(study, make_cells(study, tmp_path), tmp_path, describe_environment())
     texts = Page(write_study_page(results, tmp_path).read_text()).texts
     (commands,) = (text for text in texts if "lightning-fl study" in text)
-    assert commands.splitlines()[-1].endswith(" study.yaml --seeds 7 8")
+    assert commands.splitlines()[-1] == f"lightning-fl study {study.path} --seeds 7 8 --out {tmp_path}"
 
 
 def test_before_a_cell_is_done_there_is_a_page_without_figures(tmp_path):

@@ -50,12 +50,14 @@ class Answers:
     smiles: str | None = None
     """the file's column of molecules (default: smiles, SMILES, ...)"""
 
-    def check(self) -> None:
-        """Raise a ConfigurationError for an unknown answer or an impossible combination."""
+    def __post_init__(self) -> None:
         for name, known in (("data", DATA), ("task", TASKS), ("algorithm", ALGORITHMS)):
-            if (value := getattr(self, name)) not in known:
+            if (value := getattr(self, name)) not in (*known, "ask"):
                 hint = did_you_mean(value, known) or f"; choose one of {', '.join(known)}"
                 raise ConfigurationError(f"--{name} {value}: unknown value{hint}.")
+
+    def check(self) -> None:
+        """Raise a ConfigurationError for an impossible combination."""
         data, file = self.data, self.file is not None
         named = bool(self.target or self.clients)
         table = data in ("molecules", "table")
