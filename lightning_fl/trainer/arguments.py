@@ -236,7 +236,7 @@ def check_arguments(module: object, datamodule: object, stage: str) -> None:
         given = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
         raise ConfigurationError(f"the model is {given}: give an instance of lightning.pytorch.LightningModule.")
     if not isinstance(datamodule, FederatedDataModule):
-        remedy = "use lightning_fl.Partitioned, or lightning_fl.Silos with one data module per silo"
+        remedy = "use lightning_fl.Partitioned, or lightning_fl.Silos with a data module, loader or data set per silo"
         raise ConfigurationError(f"the data are a {type(datamodule).__name__}: {remedy}.")
     for name in ("training_step", "configure_optimizers") if stage == "fit" else ():
         if not is_overridden(name, module):

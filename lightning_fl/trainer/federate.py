@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from inspect import signature
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import Dataset
 
-from lightning_fl.core.errors import ConfigurationError
+from lightning_fl.core.errors import ConfigurationError, did_you_mean
 from lightning_fl.core.lightning_types import AnyDataModule, is_overridden
 from lightning_fl.data.module import FederatedDataModule
 from lightning_fl.data.partition import IID, Partitioner
@@ -59,6 +60,10 @@ def federate(
         trainer = lightning_fl.federate(MyModule(), [HospitalA(), HospitalB()], max_rounds=50)
         trainer = lightning_fl.federate(MyModule(), {"north": loader, "south": another}, max_rounds=50)
     """
+    known = signature(FederatedTrainer).parameters
+    for name in trainer_arguments:
+        if name not in known:
+            raise ConfigurationError(f"federate has no argument {name!r}{did_you_mean(name, known)}.")
     batching = {"batch_size": batch_size, "collate_fn": collate_fn}
     federated = _federated_data(data, num_clients, partitioner, batching, num_samples)
     trainer, ending = _trainer(**trainer_arguments)
@@ -100,7 +105,8 @@ def _federated_data(
         raise ConfigurationError(f"data has the class {kinds[0].__name__}: give an instance, {kinds[0].__name__}().")
     if silos:
         return Silos(data, num_samples=num_samples, **batching)
-    if not isinstance(data, AnyDataModule) and not hasattr(data, "__getitem__"):
+    is_empty = isinstance(data, list | tuple) and not data
+    if is_empty or isinstance(data, str) or not (isinstance(data, AnyDataModule) or hasattr(data, "__getitem__")):
         wanted = "one LightningDataModule, loader or data set per silo in a list, or one of them with num_clients"
         raise ConfigurationError(f"data is a {type(data).__name__}: give {wanted}.")
     if num_samples is not None:

@@ -22,7 +22,7 @@ from lightning_fl.core.escaping import csv_table, terminal
 from lightning_fl.core.lightning_types import AnyLogger
 from lightning_fl.core.metrics import ClientMetrics, default_metric, summarize
 from lightning_fl.core.validation import Count, documented
-from lightning_fl.data.module import FederatedDataModule, Split
+from lightning_fl.data.module import SPLITS, FederatedDataModule, Split
 from lightning_fl.engine.client import ClientReport
 from lightning_fl.engine.federation import FINAL_MODELS, Federation
 from lightning_fl.engine.hooks import Hook, Hooks
@@ -275,7 +275,9 @@ class FederatedTrainer(TrainerSurface):
         ckpt_path: str | os.PathLike[str] | None = None,
         split: Split = "test",
     ) -> dict[int, list[Any]]:
-        """``predict_step``'s outputs, batch by batch, for the clients that this rank hosts."""
+        """``predict_step``'s outputs, batch by batch, for a split of the clients that this rank hosts."""
+        if split not in SPLITS:
+            raise ConfigurationError(f"split={split!r}: choose one of {', '.join(SPLITS)}.")
         with session(self, "predict", module, datamodule, ckpt_path), self.loop.evaluator.evaluations("predict"):
             found = {client: self.predict_client(client, split) for client in self.hosted_clients}
             if not any(self.processes.of_ranks(any(found.values()))):  # another rank's error ends this one, too

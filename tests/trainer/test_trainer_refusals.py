@@ -63,6 +63,9 @@ FEDERATIONS: list[tuple[Any, dict[str, Any], str]] = [
     (DataLoader(ROWS), {}, "data is a DataLoader"),  # type: ignore[arg-type]
     (Whole(), {"num_clients": 2, "collate_fn": _stacked}, "collate_fn.*Whole"),
     ([Whole, Whole], {}, "the class Whole"),
+    ("data/", {}, "data is a str"),
+    ([], {}, "data is a list: "),
+    ([SET, SET], {"max_epochs": 3}, "'max_epochs' .*'max_rounds'"),
 ]
 
 
