@@ -194,9 +194,7 @@ def main() -> None:
             apart = spread([separation(of) for of in of_seeds])
             served = ", ".join(serves(of) for of in of_seeds)
             print(f"| {mixture} | {arm} | {best[0]} | {best[1]} | {served} | {apart} | {personals} |")
-    print(
-        "\n| mixture | pifl less | personal accuracy | best model on D_A | on D_B |\n|---|---|---|---|---|"
-    )
+    print("\n| mixture | pifl less | personal accuracy | best model on D_A | on D_B |\n|---|---|---|---|---|")
     own = {key: personal(folder) for key, folder in folders.items()}
     for mixture in arguments.mixtures:
         for arm in arguments.arms:
