@@ -54,7 +54,10 @@ OF_LIGHTNING = {
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    """Return ``" (did you mean 'x'?)"`` with the known word nearest to ``word``, or an empty string."""
+    """Return ``" (did you mean 'x'?)"`` with the known word nearest to ``word``, or an empty string.
+
+    For a setting of Lightning's Trainer it is the federated trainer's own, if that is known.
+    """
     lowered = {entry.lower(): entry for entry in known}
     same = lowered.keys() & {OF_LIGHTNING.get(word.lower())}
     near = list(same) or difflib.get_close_matches(word.lower(), lowered, n=1)
