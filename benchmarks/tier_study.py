@@ -183,6 +183,7 @@ def main() -> None:
         futures = {key: pool.submit(run, arguments.task, *key, arguments) for key in keys}
         folders = {key: future.result() for key, future in futures.items()}
     models = {key: json.loads((folder / "distributions.json").read_text()) for key, folder in folders.items()}
+    own = {key: personal(folder) for key, folder in folders.items()}
     print(f"{arguments.task}, seeds {arguments.seeds}, {arguments.rounds or 'all'} rounds; accuracy in percent\n")
     print("| mixture | arm | best model on D_A | best model on D_B | models serve (by seed) | separation | personal |")
     print("|---|---|---|---|---|---|---|")
@@ -190,12 +191,11 @@ def main() -> None:
         for arm in arguments.arms:
             of_seeds = [models[mixture, arm, seed] for seed in arguments.seeds]
             best = [spread([best_on(of, side) for of in of_seeds]) for side in (0, 1)]
-            personals = spread([personal(folders[mixture, arm, seed]) for seed in arguments.seeds])
+            personals = spread([own[mixture, arm, seed] for seed in arguments.seeds])
             apart = spread([separation(of) for of in of_seeds])
             served = ", ".join(serves(of) for of in of_seeds)
             print(f"| {mixture} | {arm} | {best[0]} | {best[1]} | {served} | {apart} | {personals} |")
     print("\n| mixture | pifl less | personal accuracy | best model on D_A | on D_B |\n|---|---|---|---|---|")
-    own = {key: personal(folder) for key, folder in folders.items()}
     for mixture in arguments.mixtures:
         for arm in arguments.arms:
             if arm != "pifl" and "pifl" in arguments.arms:
