@@ -238,7 +238,8 @@ def test_refusals(tmp_path, make_run, row):
 
 
 @pytest.mark.parametrize(
-    ("value", "damaged", "name"), [("0.621", "x.621", ".*x.621"), ("done", "finished", ".*'finished'"), ("", "", " ")]
+    ("value", "damaged", "name"),
+    [("0.621", "x.621", ".*x.621"), ("done", "finished", ".*'finished'"), ("", "", ".*empty")],
 )
 def test_damaged_results(tmp_path, value, damaged, name):
     study, cells = tiny_cells(tmp_path)
