@@ -1,6 +1,7 @@
 """Calibration of a run's models on the clients' validation data."""
 
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +11,14 @@ from torch import Tensor
 
 from lightning_fl.callbacks.callback import Callback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.callbacks.predictions import pair_outputs, value_or_error
-from lightning_fl.engine.probes.layer_records import exact_targets
-from lightning_fl.engine.probes.on_hosts import check_validation_data
+from lightning_fl.callbacks.predictions import Pair, pair_outputs
+from lightning_fl.engine.probes.on_hosts import beside_targets, check_validation_data
 from lightning_fl.engine.weights.flat import Weights
 from lightning_fl.files.names import client_files
 from lightning_fl.functional.conformal import conformal_scores, score_counts
 from lightning_fl.functional.probability_calibration import fit_isotonic, fit_platt, platt_sums, probability_counts
 from lightning_fl.runtime.calibration_file import TargetCalibration, write_calibration
 from lightning_fl.runtime.surface import TrainerSurface
-
-#: Predictions and targets [n, T] of a client's validation data.
-_Pair = tuple[Tensor, Tensor]
 
 
 class Calibration(Callback):
@@ -72,10 +69,11 @@ class Calibration(Callback):
     ) -> dict[str, list[TargetCalibration]] | None:
         """Model, or client's number, -> calibrations of its targets; ``None`` if predictions do not fit the targets."""
         wanted = [client for client in sorted(weights) if client in trainer.hosted_clients]
-        pairs: dict[int, _Pair] = {}
+        pairs: dict[int, Pair] = {}  # predictions and targets [n, T] of validation data
         found: dict[int, tuple[str, int, list[bool]]] = {}
         for client in wanted:
-            pair = _collect(trainer, client, weights[client])
+            predict = partial(trainer.loop.evaluator.predict, client, weights[client], "val")
+            pair = beside_targets(trainer.loop, client, "val", predict, pair_outputs)
             if isinstance(pair, str):
                 found[client] = (pair, 0, [])
             elif pair is not None:
@@ -101,21 +99,7 @@ class Calibration(Callback):
         return {str(client): [TargetCalibration.of_plain(of) for of in targets] for client, targets in plain.items()}
 
 
-def _collect(trainer: TrainerSurface, client: int, weights: Weights) -> _Pair | str | None:
-    """Predictions and targets of a hosted client, an error message to exchange, or ``None`` without data."""
-    batches = trainer.client_batches(client, "val")
-    if batches is None:
-        return None
-
-    def collect() -> _Pair:
-        outputs = trainer.loop.evaluator.predict(client, weights, "val")
-        targets = [exact_targets(batch).detach().cpu() for batch, _ in batches.once(trainer.loop.path(client, "val"))]
-        return pair_outputs(outputs, torch.cat(targets))
-
-    return value_or_error(collect)
-
-
-def _calibrate(pairs: dict[int, _Pair], flags: list[bool], exchange: Any) -> list[TargetCalibration]:
+def _calibrate(pairs: dict[int, Pair], flags: list[bool], exchange: Any) -> list[TargetCalibration]:
     """Calibrate the targets of one model; ``exchange`` adds the values of clients on other ranks, if it has any."""
     counts = {  # of each target, in bins of the probability or of scores
         client: [

@@ -1,29 +1,20 @@
 """Predictions of a module beside their targets."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_fl.core.errors import DataError, FederatedError
+from lightning_fl.core.errors import DataError
 
-#: client -> predictions [n, ...] and targets [n, ...].
-Pairs = Mapping[int, tuple[Tensor, Tensor]]
-T = TypeVar("T")
-
-
-def value_or_error(compute: Callable[[], T]) -> T | str:
-    """The result, or an error's text: one in the user's ``predict_step`` must not end a run with trained models."""
-    try:
-        return compute()
-    except FederatedError as error:
-        return str(error)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+#: Predictions [n, ...] and targets [n, ...].
+Pair = tuple[Tensor, Tensor]
+#: Those of clients.
+Pairs = Mapping[int, Pair]
 
 
-def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> tuple[Tensor, Tensor]:
+def pair_outputs(outputs: list[Any], targets: Tensor, *, classes: bool = False) -> Pair:
     """Predictions [n, T] (or [n, T, C]) and targets [n, T], float64, from targets [n, T] or [n].
 
     ``outputs`` are those of ``predict_step``, one per batch: [b, T] or [b]; with ``classes`` also [b, T, C], or [b, C]

@@ -4,17 +4,15 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from lightning_fl.callbacks.callback import Drawings
 from lightning_fl.callbacks.figures.figures import FigureCallback
 from lightning_fl.callbacks.model_checkpoint import ModelCheckpoint
-from lightning_fl.callbacks.predictions import Pairs, pair_outputs, value_or_error
+from lightning_fl.callbacks.predictions import Pair, Pairs, pair_outputs
 from lightning_fl.core.errors import ConfigurationError, DataError, did_you_mean, listed
 from lightning_fl.core.validation import Size, checked_fields
-from lightning_fl.engine.federation import Federation
-from lightning_fl.engine.probes.layer_records import exact_targets
+from lightning_fl.engine.probes.on_hosts import beside_targets
 from lightning_fl.runtime.surface import TrainerSurface
 
 if TYPE_CHECKING:
@@ -48,7 +46,10 @@ class HeldOutFigure(FigureCallback):
             return
         checkpoint = trainer.callback(ModelCheckpoint) if stage == "fit" else None
         kept = None if checkpoint is None else checkpoint.kept(trainer, trainer.federation.client_stores)
-        own = {client: self._collect(trainer, client, kept) for client in trainer.hosted_clients}
+        own: dict[int, Pair | str | None] = {}
+        for client in trainer.hosted_clients:
+            predict = partial(trainer.predict_client, client, self.split, kept)
+            own[client] = beside_targets(trainer.loop, client, self.split, predict, self._pair)
         collected, data = trainer.strategy.exchange(own), trainer.datamodule
         count = next((found[1].shape[1] for found in collected.values() if isinstance(found, tuple)), 1)
         # Optional attributes of data modules.
@@ -90,22 +91,8 @@ class HeldOutFigure(FigureCallback):
             raise ConfigurationError(f"target={self.target}: there are {len(named)} targets, counted from 0.")
         return [self.target]
 
-    def _collect(
-        self, trainer: TrainerSurface, client: int, kept: Federation | None
-    ) -> tuple[Tensor, Tensor] | str | None:
-        """Predictions [n, T] or [n, T, C] and targets [n, T] of a hosted client, or an error's text for all ranks."""
-        batches = trainer.client_batches(client, self.split)
-        if batches is None:
-            return None
-
-        def pair() -> tuple[Tensor, Tensor]:
-            outputs = trainer.predict_client(client, self.split, kept)
-            read = batches.once(trainer.loop.path(client, self.split))
-            return self._pair(outputs, torch.cat([exact_targets(batch).cpu() for batch, _ in read]))
-
-        return value_or_error(pair)
-
-    def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _pair(self, outputs: list[Any], targets: Tensor) -> Pair:
+        """Predictions [n, T] or [n, T, C] and targets [n, T]."""
         return pair_outputs(outputs, targets)
 
 
@@ -137,7 +124,7 @@ class ROCFigure(HeldOutFigure):
 
     picture: ClassVar[Literal["roc", "precision_recall", "calibration"]] = "roc"
 
-    def _pair(self, outputs: list[Any], targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _pair(self, outputs: list[Any], targets: Tensor) -> Pair:
         predictions, labels = pair_outputs(outputs, targets, classes=True)
         if len(predictions) and not (float(predictions.min()) >= 0 and float(predictions.max()) <= 1):
             raise DataError("predict_step returned values outside [0, 1]; return probabilities.")
@@ -176,7 +163,7 @@ class CalibrationFigure(ROCFigure):
     picture = "calibration"
 
 
-def present(points: Pairs, number: int) -> dict[int, tuple[Tensor, Tensor]]:
+def present(points: Pairs, number: int) -> dict[int, Pair]:
     """Predictions and measured values of one target, for clients with any."""
     found = {}
     for client, (predictions, targets) in points.items():

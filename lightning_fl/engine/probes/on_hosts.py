@@ -1,10 +1,14 @@
 """Computations for clients on the ranks that host them."""
 
 from collections.abc import Callable, Collection
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from lightning_fl.core.errors import ConfigurationError, DataError, TrainingError
+import torch
+from torch import Tensor
+
+from lightning_fl.core.errors import ConfigurationError, DataError, FederatedError, TrainingError
 from lightning_fl.data.module import Split
+from lightning_fl.engine.probes.layer_records import exact_targets
 from lightning_fl.engine.processes import Processes
 from lightning_fl.engine.turn.loop import LocalLoop
 
@@ -37,6 +41,26 @@ def compute_on_hosts(
         if kind:
             raise _ERRORS.get(kind, TrainingError)(f"{problem}, client {client}: {text}") from failure
     return {client: value for client, (value, _, _) in everyone.items()}  # type: ignore[misc]
+
+
+def beside_targets(
+    loop: LocalLoop, client: int, split: Split, predict: Callable[[], list[Any]], pair: Callable[[list[Any], Tensor], T]
+) -> T | str | None:
+    """``pair(outputs, targets)`` of a hosted client, an error's text for all ranks, or ``None`` without data.
+
+    An error in the user's ``predict_step`` must not end a run with trained models.
+    """
+    batches = loop.factory.batches(client, split)
+    if batches is None:
+        return None
+    try:
+        outputs = predict()
+        targets = [exact_targets(batch).detach().cpu() for batch, _ in batches.once(loop.path(client, split))]
+        return pair(outputs, torch.cat(targets))
+    except FederatedError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def clients_without(loop: LocalLoop, split: Split, clients: Collection[int]) -> list[str]:
