@@ -80,7 +80,10 @@ class LocalMixup(Callback):
             return compute(batch)
         submodule = trainer.module.get_submodule(self.layer) if self.layer else None
         if submodule is None:
-            batch = self._mix_input(batch, partners, gamma)
+            if not isinstance(batch, list | tuple) or not all(isinstance(part, Tensor) for part in batch):
+                what = f"LocalMixup cannot mix the input of a {type(batch).__name__}: set LocalMixup.layer"
+                raise ConfigurationError(f"{what} to a submodule, such as readout of a graph network.")
+            batch = type(batch)([mix(part, partners, gamma) for part in batch[:-1]] + [batch[-1]])
 
         def step(targets: Tensor) -> STEP_OUTPUT:
             mixed = with_batch_targets(batch, targets, self.target_key)
@@ -95,12 +98,6 @@ class LocalMixup(Callback):
             return step(mix(targets, partners, gamma))
         refuse_manual_steps(trainer.module, "LocalMixup of classes")
         return _weighted(step(targets), step(targets.index_select(0, partners)), float(gamma))
-
-    def _mix_input(self, batch: Any, partners: Tensor, gamma: float | Tensor) -> Any:
-        if isinstance(batch, list | tuple) and all(isinstance(part, Tensor) for part in batch):
-            return type(batch)([mix(part, partners, gamma) for part in batch[:-1]] + [batch[-1]])
-        what = f"LocalMixup cannot mix the input of a {type(batch).__name__}"
-        raise ConfigurationError(f"{what}: set LocalMixup.layer to a submodule, such as readout of a graph network.")
 
 
 @contextmanager
