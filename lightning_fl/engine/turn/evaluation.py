@@ -189,13 +189,11 @@ class Evaluator:
     def _step(self, word: str, batch: Any, index: int, which: tuple[int, ...]) -> Any:
         services, progress = self._services, self._trainer.progress
         progress.increment_ready()
-        if services.overridden(f"on_{word}_batch_start"):
-            services.call(f"on_{word}_batch_start", batch, index, *which)
+        services.call(f"on_{word}_batch_start", batch, index, *which)
         progress.increment_started()
         output = services.step(f"{word}_step", batch, index, *which)
         progress.increment_processed()
-        if services.overridden(f"on_{word}_batch_end"):
-            services.call(f"on_{word}_batch_end", output, batch, index, *which)
+        services.call(f"on_{word}_batch_end", output, batch, index, *which)
         progress.increment_completed()
         return output
 
