@@ -192,11 +192,10 @@ class LogCollector(ResultCollection):
         reduced: dict[str, LoggedValue] = {}
         epochs: set[str] = set()  # names with a value of the epoch
         for key, entry in self._entries.items():
-            better, weight = None, float(num_samples if entry.loader is None else of_loaders[entry.loader])
+            better, weight = None, sum(entry.weights)
             if entry.metric is not None:
                 better = entry.metric.higher_is_better
-            else:
-                weight = sum(entry.weights)
+                weight = float(num_samples if entry.loader is None else of_loaders[entry.loader])
             (number,) = next(found)
             of_steps = tuple(zip([step for step, _ in steps[key]], next(found) if steps[key] else [], strict=True))
             last = next(found)[0] if entry.forked and entry.last is not None else None
