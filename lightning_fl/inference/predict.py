@@ -85,9 +85,7 @@ class RunPredictor:
             name, kind = loaded[0].calibration_name, "regression"
             measured = uncertainty.calibrations_of(self.run, name, "--interval", kind, self._naming)
             self._widths = uncertainty.half_widths(measured, asked.interval, self._naming)
-        self._similarity = None
-        if asked.similarity:
-            self._similarity = _TrainingSimilarity(made.data, self.run.summary)
+        self._similarity = _TrainingSimilarity(made.data, self.run.summary) if asked.similarity else None
 
     def _load(self, run: TrainedRun) -> tuple[list[LoadedModel], Made]:
         asked = self._options
