@@ -34,8 +34,7 @@ def set_up(
     ``state`` is the checkpoint to resume from, which tells the weights that were added in ``on_train_start``.
     """
     settings, federation, fabric, processes = trainer.settings, trainer.federation, trainer.fabric, trainer.processes
-    factory = BatchFactory(datamodule, fabric.device, trainer.hooks)
-    trainer.batch_factory = factory
+    trainer.batch_factory = factory = BatchFactory(datamodule, fabric.device, trainer.hooks)
     module: LightningModule = steps.module
     check_arguments(module, datamodule, stage)
     steps.check(fabric.device)
