@@ -139,9 +139,7 @@ def _submit(
     own = None if personal is None else personal.extract(weights)
     # Not those of turn.start, which may be the client's own model (FedSoft).
     shared = weights if personal is None else personal.copy_(weights, loop.start_of(participant))
-    update = ClientUpdate(shared)
-    if "client_update" in loop.own_steps:
-        update = learner.client_update(turn, shared)
+    update = learner.client_update(turn, shared) if "client_update" in loop.own_steps else ClientUpdate(shared)
     if "client_update" in loop.own_steps or learner.extra_vectors:
         _check_update(learner, update)
     if turn.moments:
