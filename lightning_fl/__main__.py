@@ -16,7 +16,7 @@ __all__ = ["first_words", "main"]
 
 #: Commands that load torch before they say anything.
 _SLOW = ("fit", "validate", "test", "predict", "explain", "personalize", "study")
-_QUIET = ("-h", "--help", "--print_config", "--print_shtab", "--dry-run")
+_QUIET = ("-h", "--help", "--print_config", "--print_shtab", "--dry-run", "--from")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "NODE_RANK")
 
 

@@ -52,13 +52,9 @@ def study(
         print(listing(available_studies()))
         return 0
     # What follows takes a second to import.
-    from lightning_fl.core.environment import describe_environment
     from lightning_fl.study.cells import make_cells
-    from lightning_fl.study.local_workers import LocalWorkers
-    from lightning_fl.study.ray_workers import RayWorkers
     from lightning_fl.study.results import CellResult, StudyResults
     from lightning_fl.study.study_file import load_study
-    from lightning_fl.study.workers import Runner, StudyDisplay, run_cells
 
     declared = load_study(find_recipe(study, "study"), scale)
     if seeds:
@@ -82,6 +78,12 @@ def study(
         for cell in asked:
             print(f"{CellResult.of(cell, declared.metric, out).status:8}{cell.name}")
         return 0
+    # These import torch.
+    from lightning_fl.core.environment import describe_environment
+    from lightning_fl.study.local_workers import LocalWorkers
+    from lightning_fl.study.ray_workers import RayWorkers
+    from lightning_fl.study.workers import Runner, StudyDisplay, run_cells
+
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"{out} is a file: choose another folder with --out.")
     waiting = [cell for cell in asked if cell.finished() is None]

@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 from processes import run
 
-EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+DOCS = Path(__file__).parents[2] / "docs"
+EXAMPLES = DOCS / "examples"
 SCRIPT = Path(sys.executable).with_name("lightning-fl")
 pytestmark = pytest.mark.processes
 
 
-def test_light_commands_do_not_import_torch():
+def test_light_commands_do_not_import_torch(tmp_path):
     code = "import sys; from lightning_fl.cli import main; print([main(line.split()) for line in sys.argv[1:]])"
-    lines = ("--help", "recipes", "recipes drfa_esol", "datasets")
+    kept = f"--from {DOCS}/results/digits.csv --out {tmp_path}/drawn"
+    lines = ("--help", "recipes", "recipes drfa_esol", "datasets", "study digits --dry-run", f"study digits {kept}")
     result = run(sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)", *lines)
     assert result.code == 0, result.err
-    assert result.out.endswith("\n[0, 0, 0, 0]\n")
+    assert result.out.endswith("\n[0, 0, 0, 0, 0, 0]\n")
 
 
 @pytest.mark.slow

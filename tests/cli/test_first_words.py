@@ -24,6 +24,7 @@ from lightning_fl.__main__ import first_words
         ("fit --config drflm_esol --print_config", ""),
         ("fit --help", ""),
         ("study", ""),
+        ("study digits --from digits.csv", ""),
         ("recipes drflm_esol", ""),
     ],
 )
